@@ -1,0 +1,1 @@
+"""EAGLE-3 drafts: hidden states, draft vocabulary, training, export and live acceptance."""

@@ -1,0 +1,1 @@
+"""The contract on disk that both packages share: records, journals, manifests, settings."""

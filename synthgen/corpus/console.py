@@ -1,0 +1,83 @@
+"""What a person sees: progress bars, a table, plain lines when it isn't a terminal.
+
+Everything here goes to stderr; stdout is for results that a script may read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import TimeRemainingColumn as Eta
+
+console = Console(stderr=True, highlight=False)
+PLAIN_SECONDS = 10.0
+
+
+class Bar:
+    """The progress of one stage: a bar on a terminal, a line every ten seconds elsewhere."""
+
+    def __init__(self, title: str, total: int, progress: Progress | None) -> None:
+        self._title = title
+        self._total = total
+        self._done = 0
+        self._note = ""
+        self._progress = progress
+        self._task = progress.add_task(title, total=total, note="") if progress else None
+        self._last_line = time.monotonic()
+
+    def advance(self, count: int = 1, note: str = "") -> None:
+        """Count `count` more as done; `note` stands behind the bar."""
+        self._done += count
+        self._note = note or self._note
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=self._done, note=self._note)
+        elif time.monotonic() - self._last_line >= PLAIN_SECONDS:
+            self._last_line = time.monotonic()
+            self._print()
+
+    def close(self) -> None:
+        """Say where it ended, when there was no bar to show it."""
+        if self._progress is None:
+            self._print()
+
+    def _print(self) -> None:
+        console.print(f"{self._title}: {self._done}/{self._total} {self._note}".rstrip(), soft_wrap=True)
+
+
+@contextlib.contextmanager
+def bar(title: str, total: int) -> Iterator[Bar]:
+    """A progress bar for work of `total` units, closed with the block."""
+    if not console.is_terminal:
+        plain = Bar(title, total, None)
+        yield plain
+        plain.close()
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        Eta(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=console) as progress:
+        yield Bar(title, total, progress)
+
+
+@contextlib.contextmanager
+def waiting(title: str) -> Iterator[None]:
+    """A spinner with seconds while something of unknown length goes on."""
+    started = time.monotonic()
+    if console.is_terminal:
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True) as progress:
+            progress.add_task(title, total=None)
+            yield
+    else:
+        console.print(f"{title} ...", soft_wrap=True)
+        yield
+    console.print(f"{title}: {time.monotonic() - started:.1f} s", soft_wrap=True)

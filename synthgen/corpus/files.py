@@ -1,0 +1,86 @@
+"""Files that are complete or absent, and the disk they need."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from synthgen.errors import DiskError
+
+
+@contextlib.contextmanager
+def written_aside(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; fsync and rename it there when the block succeeds."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield aside
+        with aside.open("rb") as file:
+            os.fsync(file.fileno())
+        aside.replace(path)
+        sync_directory(path.parent)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def directory_written_aside(path: Path) -> Iterator[Path]:
+    """Yield a new directory beside `path`; rename it there when the block succeeds, replacing an old one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    try:
+        yield aside
+        for file in sorted(aside.rglob("*")):
+            if file.is_file():
+                with file.open("rb") as handle:
+                    os.fsync(handle.fileno())
+        if path.exists():
+            shutil.rmtree(path)
+        aside.rename(path)
+        sync_directory(path.parent)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def sync_directory(path: Path) -> None:
+    """Make a rename in `path` durable."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file, in hex, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def require_free_disk(directory: Path, needed_bytes: int, what: str) -> None:
+    """Raise DiskError unless `directory`'s disk holds `needed_bytes` more, with a tenth to spare."""
+    probe = directory.absolute()
+    while not probe.exists():
+        probe = probe.parent
+    free = shutil.disk_usage(probe).free
+    if needed_bytes * 1.1 > free:
+        raise DiskError(
+            f"{what} need {in_units(needed_bytes)} and a tenth to spare, but the disk of {directory} has "
+            f"{in_units(free)} free: free some space, set run_dir to a larger disk, or lower "
+            f"prompts.limit or generate.max_tokens"
+        )
+
+
+def in_units(num_bytes: float) -> str:
+    """A size as people read it: 29360128 is '28.0 MiB'."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(num_bytes) < 1024:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"

@@ -1,0 +1,212 @@
+"""The records that flow from prompts to training samples.
+
+Each is frozen and forbids unknown fields, so that what is read is what was written. Invariants are
+checked where a record is made, which includes reading it back from disk.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from typing import Any
+
+import msgspec
+
+SCHEMA_VERSION = 1
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Base of every record on disk."""
+
+
+class FunctionCall(Record):
+    """The function of a tool call: its name and its arguments as the JSON text the model wrote."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Record):
+    """One tool call of an assistant message, in the OpenAI shape."""
+
+    id: str
+    function: FunctionCall
+    type: str = "function"
+
+
+class Message(Record):
+    """One message of a conversation, in the OpenAI shape."""
+
+    role: str
+    content: str | None = None
+    name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+
+
+class SeedPrompt(Record):
+    """A prompt to send. `id` is a hash of its content, so it survives reordering and resuming."""
+
+    id: str
+    source: str
+    """Where it came from: file name, without directories."""
+    domain: str
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.messages or self.messages[-1].role not in ("user", "tool"):
+            raise ValueError("a prompt ends with a user (or tool) message")
+
+
+class Sampling(Record):
+    """How a reply was sampled."""
+
+    temperature: float
+    top_p: float
+    max_tokens: int
+    thinking: bool
+
+
+class Finish(enum.StrEnum):
+    """Why the server stopped."""
+
+    STOP = "stop"
+    """The model ended its turn."""
+    LENGTH = "length"
+    """The token budget ran out: the reply is an exact prefix, kept and never retried."""
+    TOOL_CALLS = "tool_calls"
+    """The model ended its turn with tool calls."""
+
+
+class TruncatedIn(enum.StrEnum):
+    """The part of the reply that was being written when the budget ran out."""
+
+    THINKING = "thinking"
+    RESPONSE = "response"
+
+
+class Timing(Record):
+    """Wall-clock of one request: the start in seconds since the epoch, and its duration in seconds."""
+
+    started_at: float
+    seconds: float
+
+
+class Trace(Record):
+    """One reply of the model. Ids are the server's own, never re-tokenized text."""
+
+    seed_id: str
+    sample_index: int
+    source: str
+    domain: str
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...] = ()
+    prompt_token_ids: tuple[int, ...]
+    output_token_ids: tuple[int, ...]
+    think_end: int | None
+    """Index of `</think>` in the output; None when the output has none."""
+    tool_start: int | None
+    """Index of the token that opens the tool-call section; None without one."""
+    thinking: str | None
+    response: str | None
+    tool_calls: tuple[ToolCall, ...] = ()
+    finish: Finish
+    truncated_in: TruncatedIn | None
+    sampling: Sampling
+    server: str
+    """Digest of the server's fingerprint (see `synthgen.client.control.Fingerprint`)."""
+    timing: Timing
+    attempts: int = 1
+    schema_version: int = SCHEMA_VERSION
+
+    def __post_init__(self) -> None:
+        _check_version(self.schema_version)
+        length = len(self.output_token_ids)
+        if not self.prompt_token_ids or not length:
+            raise ValueError("a trace has prompt and output token ids")
+        for name, index in (("think_end", self.think_end), ("tool_start", self.tool_start)):
+            if index is not None and not 0 <= index < length:
+                raise ValueError(f"{name} {index} is outside the {length} output tokens")
+        if (self.finish is Finish.LENGTH) != (self.truncated_in is not None):
+            raise ValueError(f"finish {self.finish} and truncated_in {self.truncated_in} disagree")
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What makes a reply unique in a corpus: its prompt and its number among the prompt's samples."""
+        return (self.seed_id, self.sample_index)
+
+
+class FailureKind(enum.StrEnum):
+    """Why there is no trace."""
+
+    REJECTED = "rejected"
+    """The server answered 4xx: sending the same again is useless."""
+    OVERLOADED = "overloaded"
+    """429 or 5xx on every try."""
+    TRANSPORT = "transport"
+    """The connection broke or timed out on every try."""
+    MALFORMED = "malformed"
+    """The reply lacked token ids or contradicted itself."""
+
+
+class Failure(Record):
+    """A prompt that got no reply: a record, never a missing row."""
+
+    seed_id: str
+    sample_index: int
+    kind: FailureKind
+    message: str
+    attempts: int
+    schema_version: int = SCHEMA_VERSION
+
+    def __post_init__(self) -> None:
+        _check_version(self.schema_version)
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """The same key a trace would have had."""
+        return (self.seed_id, self.sample_index)
+
+
+class SpanKind(enum.StrEnum):
+    """What a supervised stretch of tokens is."""
+
+    THINKING = "thinking"
+    RESPONSE = "response"
+    TOOL = "tool"
+
+
+class Span(Record):
+    """Tokens [start, end) of a sample, supervised as `kind`."""
+
+    start: int
+    end: int
+    kind: SpanKind
+
+
+class Sample(Record):
+    """Token ids with the spans that are supervised. The spans are the loss mask; nothing else is."""
+
+    id: str
+    domain: str
+    token_ids: tuple[int, ...]
+    spans: tuple[Span, ...]
+
+    def __post_init__(self) -> None:
+        end = 0
+        for span in self.spans:
+            if not end <= span.start < span.end <= len(self.token_ids):
+                raise ValueError(f"span {span.start}:{span.end} overlaps, is empty or leaves the tokens")
+            end = span.end
+
+
+def seed_id(messages: tuple[Message, ...], tools: tuple[dict[str, Any], ...] = ()) -> str:
+    """The id of a prompt: 16 hex digits of the sha256 of its canonical JSON."""
+    content = msgspec.json.encode((messages, tools), order="deterministic")
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _check_version(version: int) -> None:
+    if version != SCHEMA_VERSION:
+        raise ValueError(f"schema_version {version}, this release reads {SCHEMA_VERSION}")
