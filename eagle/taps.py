@@ -25,8 +25,8 @@ class TapPoints:
     def __post_init__(self) -> None:
         if not 0 < self.aux[0] < self.aux[1] < self.aux[2] < self.num_layers:
             raise ConfigError(
-                f"extract.aux_layers {list(self.aux)} don't fit a verifier of {self.num_layers} layers: three "
-                f"rising ids between 1 and {self.num_layers - 1}; its default would be "
+                f"extract.aux_layers {list(self.aux)} don't fit a verifier of {self.num_layers} layers: "
+                f"three rising ids between 1 and {self.num_layers - 1}; its default would be "
                 f"{list(default_aux(self.num_layers))}"
             )
 

@@ -17,7 +17,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Base of every section of the YAML."""
 
 
-class VerifierConfig(Section):
+class VerifierConfig(Section, frozen=True, kw_only=True):
     """The model that is served, whose tokens and hidden states the draft learns."""
 
     model: str
@@ -34,7 +34,7 @@ class VerifierConfig(Section):
     """Whether vLLM may run code that ships with the checkpoint. Nothing else ever does."""
 
 
-class PromptsConfig(Section):
+class PromptsConfig(Section, frozen=True, kw_only=True):
     """Which prompts are sent."""
 
     files: tuple[str, ...]
@@ -50,7 +50,7 @@ class PromptsConfig(Section):
             raise ValueError("files is empty: name at least one JSONL file of prompts")
 
 
-class ServerConfig(Section):
+class ServerConfig(Section, frozen=True, kw_only=True):
     """A vLLM that stages start for themselves, unless `base_url` names one that runs already."""
 
     base_url: str | None
@@ -79,14 +79,20 @@ class ServerConfig(Section):
     start_timeout_s: float
 
     def __post_init__(self) -> None:
-        for name in ("max_model_len_tokens", "max_num_seqs", "max_num_batched_tokens", "kv_cache_gib",
-                     "tensor_parallel_size", "start_timeout_s"):
+        for name in (
+            "max_model_len_tokens",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "kv_cache_gib",
+            "tensor_parallel_size",
+            "start_timeout_s",
+        ):
             _positive(self, name)
         if not 1 <= self.port <= 65500:
             raise ValueError(f"port {self.port} is not between 1 and 65500")
 
 
-class GenerateConfig(Section):
+class GenerateConfig(Section, frozen=True, kw_only=True):
     """How replies are sampled and sent for."""
 
     temperature: float
@@ -105,7 +111,13 @@ class GenerateConfig(Section):
     """Time limit of a request: 60 s and this for each token of max_tokens."""
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "samples_per_prompt", "concurrency", "retry_attempts", "seconds_per_token"):
+        for name in (
+            "max_tokens",
+            "samples_per_prompt",
+            "concurrency",
+            "retry_attempts",
+            "seconds_per_token",
+        ):
             _positive(self, name)
         if self.temperature < 0 or not 0 < self.top_p <= 1:
             raise ValueError(f"temperature {self.temperature} or top_p {self.top_p} is out of range")
@@ -113,7 +125,7 @@ class GenerateConfig(Section):
             raise ValueError("temperature 0 gives the same reply each time: set samples_per_prompt to 1")
 
 
-class ExtractConfig(Section):
+class ExtractConfig(Section, frozen=True, kw_only=True):
     """The verifier's hidden states that the draft is trained on."""
 
     aux_layers: tuple[int, int, int]
@@ -131,7 +143,7 @@ class ExtractConfig(Section):
             raise ValueError(f"aux_layers {list(self.aux_layers)} must be positive and rising")
 
 
-class VocabConfig(Section):
+class VocabConfig(Section, frozen=True, kw_only=True):
     """The draft's vocabulary: the verifier's tokens that the supervised text uses most."""
 
     size: int
@@ -140,7 +152,7 @@ class VocabConfig(Section):
         _positive(self, "size")
 
 
-class DraftConfig(Section):
+class DraftConfig(Section, frozen=True, kw_only=True):
     """The draft: one Llama decoder layer on the verifier's hidden size."""
 
     intermediate_size: int
@@ -169,7 +181,7 @@ class DraftConfig(Section):
             raise ValueError(f"head_dim {self.head_dim} is odd: rotary embedding turns pairs")
 
 
-class TrainConfig(Section):
+class TrainConfig(Section, frozen=True, kw_only=True):
     """EAGLE-3 training."""
 
     device: Literal["cpu", "cuda"]
@@ -200,8 +212,17 @@ class TrainConfig(Section):
     log_steps: int
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_tokens", "max_seq_tokens", "ttt_steps", "ttt_decay", "learning_rate",
-                     "grad_clip_norm", "checkpoint_steps", "log_steps"):
+        for name in (
+            "epochs",
+            "batch_tokens",
+            "max_seq_tokens",
+            "ttt_steps",
+            "ttt_decay",
+            "learning_rate",
+            "grad_clip_norm",
+            "checkpoint_steps",
+            "log_steps",
+        ):
             _positive(self, name)
         if not 0 <= self.warmup_fraction < 1:
             raise ValueError(f"warmup_fraction {self.warmup_fraction} is not in [0, 1)")
@@ -212,7 +233,7 @@ class TrainConfig(Section):
             )
 
 
-class AcceptConfig(Section):
+class AcceptConfig(Section, frozen=True, kw_only=True):
     """The live measurement of the draft: greedy, on the held-out prompts."""
 
     num_draft_tokens: int
@@ -235,7 +256,7 @@ class AcceptConfig(Section):
             _positive(self, name)
 
 
-class RunConfig(Section):
+class RunConfig(Section, frozen=True, kw_only=True):
     """A whole run."""
 
     run_dir: str

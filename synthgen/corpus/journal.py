@@ -13,12 +13,14 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import msgspec
 
 from synthgen.corpus.records import Record
 from synthgen.errors import ArtifactError, DiskError
+
+R = TypeVar("R", bound=Record)
 
 
 class Journal:
@@ -118,7 +120,7 @@ def _after_last_newline(file: int, size: int, block_bytes: int = 1 << 16) -> int
     return 0
 
 
-def read_journal[R: Record](path: Path, kind: type[R]) -> Iterator[R]:
+def read_journal(path: Path, kind: type[R]) -> Iterator[R]:
     """Yield the records of a journal; a torn last line is passed over. A missing file is empty.
 
     Raises ArtifactError naming file and line when a complete line isn't a record of `kind`.

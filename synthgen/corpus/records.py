@@ -19,14 +19,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Base of every record on disk."""
 
 
-class FunctionCall(Record):
+class FunctionCall(Record, frozen=True, kw_only=True):
     """The function of a tool call: its name and its arguments as the JSON text the model wrote."""
 
     name: str
     arguments: str
 
 
-class ToolCall(Record):
+class ToolCall(Record, frozen=True, kw_only=True):
     """One tool call of an assistant message, in the OpenAI shape."""
 
     id: str
@@ -34,7 +34,7 @@ class ToolCall(Record):
     type: str = "function"
 
 
-class Message(Record):
+class Message(Record, frozen=True, kw_only=True):
     """One message of a conversation, in the OpenAI shape."""
 
     role: str
@@ -44,7 +44,7 @@ class Message(Record):
     tool_call_id: str | None = None
 
 
-class SeedPrompt(Record):
+class SeedPrompt(Record, frozen=True, kw_only=True):
     """A prompt to send. `id` is a hash of its content, so it survives reordering and resuming."""
 
     id: str
@@ -59,7 +59,7 @@ class SeedPrompt(Record):
             raise ValueError("a prompt ends with a user (or tool) message")
 
 
-class Sampling(Record):
+class Sampling(Record, frozen=True, kw_only=True):
     """How a reply was sampled."""
 
     temperature: float
@@ -86,14 +86,14 @@ class TruncatedIn(enum.StrEnum):
     RESPONSE = "response"
 
 
-class Timing(Record):
+class Timing(Record, frozen=True, kw_only=True):
     """Wall-clock of one request: the start in seconds since the epoch, and its duration in seconds."""
 
     started_at: float
     seconds: float
 
 
-class Trace(Record):
+class Trace(Record, frozen=True, kw_only=True):
     """One reply of the model. Ids are the server's own, never re-tokenized text."""
 
     seed_id: str
@@ -150,7 +150,7 @@ class FailureKind(enum.StrEnum):
     """The reply lacked token ids or contradicted itself."""
 
 
-class Failure(Record):
+class Failure(Record, frozen=True, kw_only=True):
     """A prompt that got no reply: a record, never a missing row."""
 
     seed_id: str
@@ -177,7 +177,7 @@ class SpanKind(enum.StrEnum):
     TOOL = "tool"
 
 
-class Span(Record):
+class Span(Record, frozen=True, kw_only=True):
     """Tokens [start, end) of a sample, supervised as `kind`."""
 
     start: int
@@ -185,7 +185,7 @@ class Span(Record):
     kind: SpanKind
 
 
-class Sample(Record):
+class Sample(Record, frozen=True, kw_only=True):
     """Token ids with the spans that are supervised. The spans are the loss mask; nothing else is."""
 
     id: str

@@ -77,7 +77,7 @@ def _require_known_keys(values: dict[str, Any], kind: type[Section], path: Path,
     for key in known:
         where = ".".join((*at, key))
         if key not in values:
-            raise ConfigError(f"{path}: `{where}` is missing: every key is written out, see configs/demo.yaml")
+            raise ConfigError(f"{path}: `{where}` is missing: every key is written out (see configs/)")
         inner = fields[key]
         if isinstance(inner, type) and issubclass(inner, Section) and isinstance(values[key], dict):
             _require_known_keys(values[key], inner, path, (*at, key))

@@ -1,0 +1,125 @@
+"""The three tensors of the verifier that training needs, read by key: the model is never loaded.
+
+A Kimi-K2.5 checkpoint is 547 GB; embedding, final norm and head are 4.7 GB of it. Plain, sharded
+(`*.index.json`) and nested layouts (`language_model.…` keys, `text_config`) are read alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors import safe_open
+
+from synthgen.errors import ArtifactError
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+EMBEDDING = "model.embed_tokens.weight"
+FINAL_NORM = "model.norm.weight"
+HEAD = "lm_head.weight"
+PREFIXES = ("", "language_model.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifierShape:
+    """The sizes of a verifier that a draft has to fit."""
+
+    hidden_size: int
+    vocab_size: int
+    num_layers: int
+    rms_norm_eps: float
+    bos_token_id: int | None
+    eos_token_id: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifierWeights:
+    """Frozen weights of the verifier.
+
+    embedding_VH: `[V, H]`; norm_H: `[H]`; head_VH: `[V, H]` (the embedding when the two are tied).
+    """
+
+    embedding_VH: torch.Tensor
+    norm_H: torch.Tensor
+    head_VH: torch.Tensor
+
+
+def read_shape(model: Path) -> VerifierShape:
+    """The sizes in `config.json`, from `text_config` when it is nested.
+
+    Raises ArtifactError naming the missing file or key.
+    """
+    path = model / "config.json"
+    if not path.exists():
+        raise ArtifactError(f"{path}: no such file; verifier.model must be a directory with a checkpoint")
+    outer: dict[str, Any] = msgspec.json.decode(path.read_bytes())
+    text: dict[str, Any] = outer.get("text_config") or outer
+    missing = [k for k in ("hidden_size", "vocab_size", "num_hidden_layers") if k not in text]
+    if missing:
+        raise ArtifactError(f"{path}: has no {', '.join(missing)}: is it a causal language model's config?")
+    return VerifierShape(
+        hidden_size=text["hidden_size"],
+        vocab_size=text["vocab_size"],
+        num_layers=text["num_hidden_layers"],
+        rms_norm_eps=text.get("rms_norm_eps", 1e-6),
+        bos_token_id=_single(text.get("bos_token_id")),
+        eos_token_id=_single(text.get("eos_token_id")),
+    )
+
+
+def read_weights(model: Path) -> VerifierWeights:
+    """Embedding, final norm and head of the checkpoint in `model`, in the dtype they are stored in.
+
+    Raises ArtifactError when one is missing or its shape doesn't fit `config.json`.
+    """
+    shape = read_shape(model)
+    embedding_VH = _read(model, EMBEDDING)
+    norm_H = _read(model, FINAL_NORM)
+    if embedding_VH is None or norm_H is None:
+        missing = EMBEDDING if embedding_VH is None else FINAL_NORM
+        raise ArtifactError(f"{model}: no tensor `{missing}`, with or without the prefix `language_model.`")
+    head_VH = _read(model, HEAD)
+    weights = VerifierWeights(
+        embedding_VH=embedding_VH, norm_H=norm_H, head_VH=embedding_VH if head_VH is None else head_VH
+    )
+    for name, tensor, expected in (
+        (EMBEDDING, weights.embedding_VH, (shape.vocab_size, shape.hidden_size)),
+        (FINAL_NORM, weights.norm_H, (shape.hidden_size,)),
+        (HEAD, weights.head_VH, (shape.vocab_size, shape.hidden_size)),
+    ):
+        if tuple(tensor.shape) != expected:
+            raise ArtifactError(f"{model}: `{name}` is {tuple(tensor.shape)}, config.json says {expected}")
+    return weights
+
+
+def _read(model: Path, key: str) -> torch.Tensor | None:
+    for file, name in _places(model, key):
+        with safe_open(file, framework="pt") as tensors:
+            if name in tensors.keys():  # noqa: SIM118 -- safe_open is no mapping
+                tensor: torch.Tensor = tensors.get_tensor(name)
+                return tensor
+    return None
+
+
+def _places(model: Path, key: str) -> Iterator[tuple[Path, str]]:
+    names = [prefix + key for prefix in PREFIXES]
+    index = model / INDEX_FILE
+    if index.exists():
+        weight_map: dict[str, str] = msgspec.json.decode(index.read_bytes())["weight_map"]
+        for name in names:
+            if name in weight_map:
+                yield model / Path(weight_map[name]).name, name
+    elif (model / SINGLE_FILE).exists():
+        for name in names:
+            yield model / SINGLE_FILE, name
+    else:
+        raise ArtifactError(f"{model}: neither {SINGLE_FILE} nor {INDEX_FILE} is there")
+
+
+def _single(token_id: int | list[int] | None) -> int | None:
+    return token_id[0] if isinstance(token_id, list) else token_id
