@@ -34,7 +34,6 @@ class Shape:
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-6
     max_position_embeddings: int = 2048
-    initializer_range: float = 0.02
 
     def config(self, bos: int, eos: int, pad: int) -> dict[str, Any]:
         """The `config.json` of a checkpoint of this shape."""
@@ -46,6 +45,7 @@ class Shape:
             "attention_dropout": 0.0,
             "first_k_dense_replace": 1,
             "hidden_act": "silu",
+            "initializer_range": 0.02,
             "moe_layer_freq": 1,
             "n_group": 1,
             "n_shared_experts": 1,
@@ -223,9 +223,18 @@ class TinyKimi(nn.Module):
         self.model = Body(shape)
         self.lm_head = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
         self.tables = rope_tables(shape.max_position_embeddings, shape.qk_rope_head_dim, shape.rope_theta)
-        for parameter in self.parameters():
-            if parameter.ndim == 2:
-                nn.init.normal_(parameter, std=shape.initializer_range)
+        self.reset()
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Random start: layers that write to the residual stream begin at zero, routers almost even."""
+        for name, parameter in self.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                parameter.zero_()
+            elif name.endswith(("embed_tokens.weight", "lm_head.weight")):
+                parameter.normal_(std=0.3 if "embed" in name else 0.02)
+            elif parameter.ndim == 2:
+                parameter.normal_(std=0.5 * parameter.shape[1] ** -0.5)
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Final states (after the norm) and the load of the experts of each mixture layer."""

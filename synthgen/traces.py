@@ -1,0 +1,139 @@
+"""A server's reply as a trace: exact ids, the boundaries in them, and why it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from synthgen.client.api import ChatReply
+from synthgen.client.control import Fingerprint, Markers
+from synthgen.corpus.config import RunConfig
+from synthgen.corpus.records import (
+    FailureKind,
+    Finish,
+    Sampling,
+    SeedPrompt,
+    Timing,
+    Trace,
+    TruncatedIn,
+)
+from synthgen.errors import RequestFailed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerFacts:
+    """What the harness has to know of the server: who it is and which ids bound the parts."""
+
+    fingerprint: Fingerprint
+    markers: Markers
+
+
+def sampling_of(config: RunConfig) -> Sampling:
+    """How this run samples."""
+    settings = config.generate
+    return Sampling(
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        max_tokens=settings.max_tokens,
+        thinking=settings.thinking,
+    )
+
+
+def chat_body(prompt: SeedPrompt, model: str, sampling: Sampling) -> dict[str, Any]:
+    """The chat completion that asks for a prompt's reply with its token ids."""
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": msgspec.to_builtins(prompt.messages),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "max_tokens": sampling.max_tokens,
+        "return_token_ids": True,
+        "chat_template_kwargs": {"thinking": sampling.thinking},
+    }
+    if prompt.tools:
+        body["tools"] = list(prompt.tools)
+    return body
+
+
+def trace_of(
+    prompt: SeedPrompt,
+    index: int,
+    reply: ChatReply,
+    sampling: Sampling,
+    server: ServerFacts,
+    attempts: int,
+    timing: Timing,
+) -> Trace:
+    """A server's reply as a trace. Raises RequestFailed when it lacks ids or contradicts itself."""
+    if not reply.choices:
+        raise _malformed("the reply has no choices")
+    choice = reply.choices[0]
+    ids = choice.token_ids
+    if not ids or not reply.prompt_token_ids:
+        raise _malformed("the reply has no token ids: does the server know `return_token_ids`?")
+    if len(ids) != reply.usage.completion_tokens:
+        raise _malformed(f"{len(ids)} token ids, but usage says {reply.usage.completion_tokens}")
+    try:
+        finish = Finish(choice.finish_reason or "")
+    except ValueError as error:
+        raise _malformed(f"unknown finish_reason {choice.finish_reason!r}") from error
+    think_end, tool_start = _boundaries(ids, server.markers, sampling.thinking)
+    message = choice.message
+    return Trace(
+        seed_id=prompt.id,
+        sample_index=index,
+        source=prompt.source,
+        domain=prompt.domain,
+        messages=prompt.messages,
+        tools=prompt.tools,
+        prompt_token_ids=reply.prompt_token_ids,
+        output_token_ids=ids,
+        think_end=think_end,
+        tool_start=tool_start,
+        thinking=message.reasoning or message.reasoning_content,
+        response=message.content,
+        tool_calls=message.tool_calls or (),
+        finish=finish,
+        truncated_in=_truncated_in(finish, sampling.thinking, think_end, tool_start),
+        sampling=sampling,
+        server=server.fingerprint.digest,
+        timing=timing,
+        attempts=attempts,
+    )
+
+
+def thinking_length(trace: Trace) -> int:
+    """Output tokens that belong to the thinking, `</think>` included."""
+    if not trace.sampling.thinking:
+        return 0
+    if trace.think_end is not None:
+        return trace.think_end + 1
+    return len(trace.output_token_ids) if trace.tool_start is None else trace.tool_start
+
+
+def _boundaries(ids: tuple[int, ...], markers: Markers, thinking: bool) -> tuple[int | None, int | None]:
+    """Where thinking closes and where the tool section opens, which may close thinking by itself."""
+    tool_start = _index(ids, markers.tool_section)
+    think_end = _index(ids, markers.think_end) if thinking else None
+    if think_end is not None and tool_start is not None and tool_start < think_end:
+        think_end = None
+    return think_end, tool_start
+
+
+def _index(ids: tuple[int, ...], wanted: int | None) -> int | None:
+    return ids.index(wanted) if wanted is not None and wanted in ids else None
+
+
+def _truncated_in(
+    finish: Finish, thinking: bool, think_end: int | None, tool_start: int | None
+) -> TruncatedIn | None:
+    if finish is not Finish.LENGTH:
+        return None
+    in_thinking = thinking and think_end is None and tool_start is None
+    return TruncatedIn.THINKING if in_thinking else TruncatedIn.RESPONSE
+
+
+def _malformed(message: str) -> RequestFailed:
+    return RequestFailed(message, kind=FailureKind.MALFORMED, attempts=1)
