@@ -13,7 +13,6 @@ rank 0 writes: the states are the same on every rank.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +33,6 @@ from vllm.v1.request import RequestStatus
 from vllm.v1.sample import rejection_sampler
 
 from eagle.sampling_guard import mend
-from synthgen.corpus.files import written_aside
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -141,7 +139,7 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         for request_id in list(self._finished):
             if request_id in self._copies:
                 event = self._copies[request_id]
-                if event is not None and not event.query():
+                if event is not None and not event.query():  # type: ignore[no-untyped-call]
                     continue
                 del self._copies[request_id]
                 copied.add(request_id)
@@ -163,13 +161,13 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     ) -> tuple[torch.Tensor, torch.cuda.Event]:
         """Copy into pinned memory on a stream of its own, after what the default stream has written."""
         if self._stream is None:
-            self._stream = torch.cuda.Stream()
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             on_gpu = gather_states(cache, pending.block_ids, len(pending.token_ids))
             states = torch.empty_like(on_gpu, device="cpu", pin_memory=True)
             states.copy_(on_gpu, non_blocking=True)
-            event = torch.cuda.Event()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(self._stream)
         return states, event
 
@@ -226,13 +224,17 @@ def gather_states(cache: torch.Tensor, block_ids: list[int], num_tokens: int) ->
 
 
 def write_states(
-    path: Path, token_ids: Iterable[int], states: torch.Tensor, copied: torch.cuda.Event | None
+    path: Path, token_ids: list[int], states: torch.Tensor, copied: torch.cuda.Event | None
 ) -> None:
-    """Write one request's states aside and rename them to `path`, once the copy has arrived."""
+    """Write one request's states aside and rename them to `path`, once the copy has arrived.
+
+    Not fsynced: the spool is transient, what counts is the shard made from it.
+    """
     if copied is not None:
         copied.synchronize()
-    with written_aside(path) as aside:
-        save_file({"token_ids": torch.tensor(list(token_ids)), "states": states}, aside)
+    aside = path.with_suffix(".tmp")
+    save_file({"token_ids": torch.tensor(token_ids), "states": states}, aside)
+    aside.replace(path)
 
 
 def _report(future: Future[None]) -> None:

@@ -47,8 +47,8 @@ def mend(sampler: ModuleType) -> bool:
     """
     if not hasattr(sampler, NAME):
         raise ServerStartError(
-            f"{sampler.__name__} has no {NAME}: this vLLM is not one the connector was tested with (0.32), and "
-            f"sampling under capture can't be trusted; install a tested version or sample greedily elsewhere"
+            f"{sampler.__name__} has no {NAME}: this vLLM is not one the connector was tested with (0.32), "
+            f"and sampling under capture can't be trusted: install a tested version"
         )
     if is_right(getattr(sampler, NAME)):
         return False

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import torch
 from safetensors import safe_open
 
+from synthgen.corpus.verifier_config import VerifierShape as VerifierShape
+from synthgen.corpus.verifier_config import read_shape as read_shape
 from synthgen.errors import ArtifactError
 
 SINGLE_FILE = "model.safetensors"
@@ -23,18 +24,6 @@ EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
 PREFIXES = ("", "language_model.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifierShape:
-    """The sizes of a verifier that a draft has to fit."""
-
-    hidden_size: int
-    vocab_size: int
-    num_layers: int
-    rms_norm_eps: float
-    bos_token_id: int | None
-    eos_token_id: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,29 +36,6 @@ class VerifierWeights:
     embedding_VH: torch.Tensor
     norm_H: torch.Tensor
     head_VH: torch.Tensor
-
-
-def read_shape(model: Path) -> VerifierShape:
-    """The sizes in `config.json`, from `text_config` when it is nested.
-
-    Raises ArtifactError naming the missing file or key.
-    """
-    path = model / "config.json"
-    if not path.exists():
-        raise ArtifactError(f"{path}: no such file; verifier.model must be a directory with a checkpoint")
-    outer: dict[str, Any] = msgspec.json.decode(path.read_bytes())
-    text: dict[str, Any] = outer.get("text_config") or outer
-    missing = [k for k in ("hidden_size", "vocab_size", "num_hidden_layers") if k not in text]
-    if missing:
-        raise ArtifactError(f"{path}: has no {', '.join(missing)}: is it a causal language model's config?")
-    return VerifierShape(
-        hidden_size=text["hidden_size"],
-        vocab_size=text["vocab_size"],
-        num_layers=text["num_hidden_layers"],
-        rms_norm_eps=text.get("rms_norm_eps", 1e-6),
-        bos_token_id=_single(text.get("bos_token_id")),
-        eos_token_id=_single(text.get("eos_token_id")),
-    )
 
 
 def read_weights(model: Path) -> VerifierWeights:
@@ -119,7 +85,3 @@ def _places(model: Path, key: str) -> Iterator[tuple[Path, str]]:
             yield model / SINGLE_FILE, name
     else:
         raise ArtifactError(f"{model}: neither {SINGLE_FILE} nor {INDEX_FILE} is there")
-
-
-def _single(token_id: int | list[int] | None) -> int | None:
-    return token_id[0] if isinstance(token_id, list) else token_id

@@ -13,14 +13,12 @@ from synthgen.client.control import Control, Fingerprint, api_key
 from synthgen.client.launch import plain, serving_url
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import console
-from synthgen.corpus.journal import read_journal
+from synthgen.corpus.journal import read_journal, write_journal
 from synthgen.corpus.manifest import Manifest, manifest_of, read_manifest, require_fit, write_manifest
 from synthgen.corpus.records import Trace
-from synthgen.harness import TRACES, Key, Tally, finished_keys, send_all, wanted_keys
-from synthgen.seeds import split_prompts
+from synthgen.harness import Key, Tally, finished_keys, send_all, wanted_keys
+from synthgen.seeds import PromptSplit, split_prompts
 from synthgen.traces import ServerFacts, sampling_of
-
-COMMAND = "synthgen generate"
 
 
 def generate(config: RunConfig) -> Manifest:
@@ -29,7 +27,8 @@ def generate(config: RunConfig) -> Manifest:
     Raises InputError for broken prompts before anything is sent, ArtifactError when the corpus there
     was sampled otherwise, ServerError when the server isn't there or isn't the one.
     """
-    todo = missing_keys(config)
+    split = split_prompts(config.prompts, config.seed)
+    todo = missing_keys(config, split)
     before = read_manifest(config.corpus_path)
     if not todo and before is not None and before.complete:
         require_fit(config.corpus_path, before, settings=_settings(config), inputs=before.inputs)
@@ -43,17 +42,17 @@ def generate(config: RunConfig) -> Manifest:
         if before is not None:
             require_fit(config.corpus_path, before, settings=_settings(config), inputs=inputs)
         done_s = before.seconds if before else 0.0
+        write_journal(config.heldout_path, split.heldout)
         _write(config, inputs, server.fingerprint, failures=0, seconds=done_s, complete=False)
         sent = asyncio.run(send_all(config, base_url, key, todo, server))
     seconds = done_s + time.monotonic() - started
     return _write(config, inputs, server.fingerprint, failures=sent.failures, seconds=seconds, complete=True)
 
 
-def missing_keys(config: RunConfig) -> list[Key]:
+def missing_keys(config: RunConfig, split: PromptSplit) -> list[Key]:
     """What the corpus still lacks."""
-    prompts = split_prompts(config.prompts, config.seed).corpus
-    done = finished_keys(config.corpus_path)
-    wanted = wanted_keys(prompts, config.generate.samples_per_prompt)
+    done = finished_keys(config.traces_path)
+    wanted = wanted_keys(split.corpus, config.generate.samples_per_prompt)
     return [(prompt, index) for prompt, index in wanted if (prompt.id, index) not in done]
 
 
@@ -76,7 +75,7 @@ def _write(
     complete: bool,
 ) -> Manifest:
     tally = Tally(failures=failures)
-    for trace in read_journal(config.corpus_path / TRACES, Trace):
+    for trace in read_journal(config.traces_path, Trace):
         tally.add(trace)
     manifest = manifest_of(
         "generate",

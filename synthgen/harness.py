@@ -13,17 +13,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from synthgen.client.api import ApiClient
+from synthgen.client.api import ApiClient, chat_body
 from synthgen.client.control import Control
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import Bar, bar
 from synthgen.corpus.journal import Journal, read_journal
 from synthgen.corpus.records import Failure, FailureKind, Finish, SeedPrompt, Timing, Trace
 from synthgen.errors import RequestFailed, ServerUnreachable
-from synthgen.traces import ServerFacts, chat_body, sampling_of, thinking_length, trace_of
-
-TRACES = "traces.jsonl"
-FAILURES = "failures.jsonl"
+from synthgen.traces import ServerFacts, sampling_of, thinking_length, trace_of
 
 Key = tuple[SeedPrompt, int]
 
@@ -55,9 +52,9 @@ def wanted_keys(prompts: Iterable[SeedPrompt], samples_per_prompt: int) -> Itera
             yield prompt, index
 
 
-def finished_keys(corpus: Path) -> set[tuple[str, int]]:
+def finished_keys(journal: Path) -> set[tuple[str, int]]:
     """The keys that have a trace, in one pass over the journal."""
-    return {trace.key for trace in read_journal(corpus / TRACES, Trace)}
+    return {trace.key for trace in read_journal(journal, Trace)}
 
 
 async def send_all(
@@ -76,8 +73,7 @@ async def send_all(
         retry_attempts=settings.retry_attempts,
         retry_seconds=settings.retry_seconds,
     )
-    corpus = config.corpus_path
-    async with client, Journal(corpus / TRACES) as traces, Journal(corpus / FAILURES) as failures:
+    async with client, Journal(config.traces_path) as traces, Journal(config.failures_path) as failures:
         with bar("generate", len(todo)) as progress:
             sender = _Sender(
                 config=config,

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-import msgspec
 
 from synthgen.client.api import ChatReply
 from synthgen.client.control import Fingerprint, Markers
@@ -39,22 +36,6 @@ def sampling_of(config: RunConfig) -> Sampling:
         max_tokens=settings.max_tokens,
         thinking=settings.thinking,
     )
-
-
-def chat_body(prompt: SeedPrompt, model: str, sampling: Sampling) -> dict[str, Any]:
-    """The chat completion that asks for a prompt's reply with its token ids."""
-    body: dict[str, Any] = {
-        "model": model,
-        "messages": msgspec.to_builtins(prompt.messages),
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "max_tokens": sampling.max_tokens,
-        "return_token_ids": True,
-        "chat_template_kwargs": {"thinking": sampling.thinking},
-    }
-    if prompt.tools:
-        body["tools"] = list(prompt.tools)
-    return body
 
 
 def trace_of(

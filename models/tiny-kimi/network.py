@@ -54,6 +54,12 @@ class Shape:
             "num_nextn_predict_layers": 0,
             "q_lora_rank": None,
             "rope_interleave": True,
+            # YaRN by a factor of 1 is plain RoPE. It is named as in Kimi, and because vLLM's rotation for plain RoPE on the
+            # CPU takes the wrong strides in latent attention, while the YaRN class rotates correctly.
+            "rope_scaling": {
+                "type": "yarn", "factor": 1.0, "original_max_position_embeddings": self.max_position_embeddings,
+                "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+            },
             "routed_scaling_factor": 1.0,
             "scoring_func": "sigmoid",
             "tie_word_embeddings": False,

@@ -131,7 +131,7 @@ def token_loss(states: Tensor, head: Tensor, targets: Tensor, weights: Tensor) -
     """Weighted sum of the cross-entropy and, of the assistant's own tokens, the share that is predicted right."""
     logits = functional.linear(states, head).float().flatten(0, 1)
     each = functional.cross_entropy(logits, targets.flatten(), reduction="none")
-    own = weights.flatten() >= 1
+    own = weights.flatten() > 0.5 * weights.max()
     hits = ((logits.detach().argmax(-1) == targets.flatten()) & own).sum()
     return (each * weights.flatten()).sum(), hits / own.sum()
 
@@ -206,7 +206,7 @@ class Trainer:
                 loss, hits = self.loss(states, self.model.lm_head.weight, batch.targets, batch.weights / total)
             loss.backward()
             loads = load if loads is None else [old + new for old, new in zip(loads, load, strict=True)]
-            loss_sum, right = loss_sum + float(loss), right + float(hits) / len(group)
+            loss_sum, right = loss_sum + float(loss.detach()), right + float(hits) / len(group)
         factor = schedule(self.progress(), self.step, self.plan.warmup_steps)
         for optimizer, rate in zip(self.optimizers, (self.plan.muon_rate, self.plan.adam_rate), strict=True):
             optimizer.param_groups[0]["lr"] = rate * factor

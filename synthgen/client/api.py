@@ -21,7 +21,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from synthgen.corpus.records import FailureKind, ToolCall
+from synthgen.corpus.records import FailureKind, Sampling, SeedPrompt, ToolCall
 from synthgen.errors import RequestFailed
 
 RETRIED_STATUSES = frozenset({408, 409, 425, 429})
@@ -163,6 +163,22 @@ class ApiClient:
             raise RequestFailed(
                 f"the reply can't be read: {error}", kind=FailureKind.MALFORMED, attempts=1
             ) from error
+
+
+def chat_body(prompt: SeedPrompt, model: str, sampling: Sampling) -> dict[str, Any]:
+    """The chat completion that asks for a prompt's reply with its token ids."""
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": msgspec.to_builtins(prompt.messages),
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "max_tokens": sampling.max_tokens,
+        "return_token_ids": True,
+        "chat_template_kwargs": {"thinking": sampling.thinking},
+    }
+    if prompt.tools:
+        body["tools"] = list(prompt.tools)
+    return body
 
 
 def _said(response: httpx2.Response) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,9 +81,24 @@ class SpecCounters:
             accepted_by_position=tuple(now - then for now, then in pairs),
         )
 
+    @classmethod
+    def total(cls, parts: Iterable[SpecCounters]) -> SpecCounters:
+        """The sum of several counts."""
+        parts = list(parts)
+        return cls(
+            drafts=sum(part.drafts for part in parts),
+            draft_tokens=sum(part.draft_tokens for part in parts),
+            accepted=sum(part.accepted for part in parts),
+            accepted_by_position=tuple(
+                sum(position) for position in zip(*(p.accepted_by_position for p in parts), strict=True)
+            ),
+        )
+
     @property
     def acceptance_length(self) -> float:
-        """Mean tokens a verifier step yields: 1 + accepted / drafts."""
+        """Mean tokens a verifier step yields: 1 + accepted / drafts. Raises ServerError without drafts."""
+        if not self.drafts:
+            raise ServerError("the server counted no drafts: the replies were too short to draft for")
         return 1 + self.accepted / self.drafts
 
     @property

@@ -272,6 +272,10 @@ class RunConfig(Section, frozen=True, kw_only=True):
     accept: AcceptConfig
 
     def __post_init__(self) -> None:
+        if self.generate.thinking and self.verifier.think_end is None:
+            raise ValueError(
+                "generate.thinking is true, but verifier.think_end names no token that closes it"
+            )
         room = self.server.max_model_len_tokens
         for name, tokens in (
             ("generate.max_tokens", self.generate.max_tokens),
@@ -300,6 +304,21 @@ class RunConfig(Section, frozen=True, kw_only=True):
     def corpus_path(self) -> Path:
         """The journals of traces and failures."""
         return self.run_path / "corpus"
+
+    @property
+    def traces_path(self) -> Path:
+        """The journal of replies."""
+        return self.corpus_path / "traces.jsonl"
+
+    @property
+    def failures_path(self) -> Path:
+        """The journal of prompts that got no reply."""
+        return self.corpus_path / "failures.jsonl"
+
+    @property
+    def heldout_path(self) -> Path:
+        """The prompts that are kept from the corpus."""
+        return self.corpus_path / "heldout.jsonl"
 
     @property
     def states_path(self) -> Path:

@@ -1,4 +1,4 @@
-"""What a person sees: progress bars, a table, plain lines when it isn't a terminal.
+"""What a person sees: progress bars, plain lines when it isn't a terminal, errors, exit codes.
 
 Everything here goes to stderr; stdout is for results that a script may read.
 """
@@ -6,12 +6,17 @@ Everything here goes to stderr; stdout is for results that a script may read.
 from __future__ import annotations
 
 import contextlib
+import errno
+import signal
 import time
 from collections.abc import Iterator
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as Eta
+
+from synthgen.errors import DiskError, SynthgenError
 
 console = Console(stderr=True, highlight=False)
 PLAIN_SECONDS = 10.0
@@ -81,3 +86,31 @@ def waiting(title: str) -> Iterator[None]:
         console.print(f"{title} ...", soft_wrap=True)
         yield
     console.print(f"{title}: {time.monotonic() - started:.1f} s", soft_wrap=True)
+
+
+@contextlib.contextmanager
+def exits() -> Iterator[None]:
+    """Turn what ends a command into a message and an exit code.
+
+    2 for an error a user can mend, 130 for Ctrl-C or SIGTERM, which both let the work drain first.
+    Anything else is a bug of ours and keeps its traceback.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    except SynthgenError as error:
+        console.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+        raise SystemExit(error.exit_code) from None
+    except KeyboardInterrupt:
+        console.print("interrupted; what was finished is kept: run the same command again to go on")
+        raise SystemExit(130) from None
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        where = error.filename or "the run directory"
+        console.print(
+            f"[bold red]error:[/] {escape(str(where))}: the disk is full. What was finished is kept: free "
+            f"some space, then run the same command again to go on",
+            soft_wrap=True,
+        )
+        raise SystemExit(DiskError.exit_code) from None

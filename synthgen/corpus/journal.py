@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
 import msgspec
 
+from synthgen.corpus.files import written_aside
 from synthgen.corpus.records import Record
 from synthgen.errors import ArtifactError, DiskError
 
@@ -88,6 +89,12 @@ class Journal:
             f"{self.path}: {error.strerror}. All records before are safe: free some space, "
             f"then run the same command again to go on"
         )
+
+
+def write_journal(path: Path, records: Iterable[Record]) -> None:
+    """Write a whole journal at once, in place of an older one."""
+    with written_aside(path) as aside:
+        aside.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
 
 
 def _write_durably(file: int, data: bytes) -> None:

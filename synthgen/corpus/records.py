@@ -200,6 +200,19 @@ class Sample(Record, frozen=True, kw_only=True):
                 raise ValueError(f"span {span.start}:{span.end} overlaps, is empty or leaves the tokens")
             end = span.end
 
+    def cut(self, num_tokens: int) -> Sample:
+        """The sample's first `num_tokens` tokens: an exact prefix with the spans that are left of it."""
+        if len(self.token_ids) <= num_tokens:
+            return self
+        spans = (
+            Span(start=span.start, end=min(span.end, num_tokens), kind=span.kind)
+            for span in self.spans
+            if span.start < num_tokens
+        )
+        return Sample(
+            id=self.id, domain=self.domain, token_ids=self.token_ids[:num_tokens], spans=tuple(spans)
+        )
+
 
 def seed_id(messages: tuple[Message, ...], tools: tuple[dict[str, Any], ...] = ()) -> str:
     """The id of a prompt: 16 hex digits of the sha256 of its canonical JSON."""

@@ -1,0 +1,55 @@
+# What people and CI run. `make demo` and `make test` need nothing but Python 3.11+, git and make.
+PYTHON ?= python3
+VENV ?= .venv
+# Prompts of `make real`: any JSONL files. The ones written for this project are the default.
+PROMPTS ?= $(wildcard prompts/seeds/*.jsonl)
+
+bin := $(VENV)/bin
+ready := $(VENV)/.ready
+smollm2 := .cache/smollm2-135m
+
+comma := ,
+empty :=
+space := $(empty) $(empty)
+
+.PHONY: setup demo real test check bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo   prompts to a served draft on the small verifier that comes along (about 10 minutes)"
+	@echo "make test   the test suite, a real vLLM included"
+	@echo "make check  ruff, mypy and the import order"
+	@echo "make real   the same line on SmolLM2-135M (PROMPTS='a.jsonl b.jsonl' to use your own)"
+	@echo "make bench  the benchmarks"
+	@echo "make setup  only install into $(VENV)"
+
+setup: $(ready)
+
+$(ready): pyproject.toml constraints.txt tools/setup.sh tools/vllm_requirements.py
+	@PYTHON=$(PYTHON) tools/setup.sh $(VENV)
+	@touch $@
+
+demo: setup
+	@$(bin)/synthgen run configs/demo.yaml
+
+real: setup $(smollm2)/config.json
+	@$(bin)/synthgen run configs/smollm2-135m.yaml \
+	    --set "prompts.files=[$(subst $(space),$(comma),$(strip $(PROMPTS)))]"
+
+$(smollm2)/config.json: models/smollm2-135m/fetch.sh models/smollm2-135m/convert.py
+	@models/smollm2-135m/fetch.sh $(bin)/python $(smollm2)
+
+test: setup
+	@$(bin)/python -m pytest
+
+check: setup
+	@$(bin)/ruff check .
+	@$(bin)/ruff format --check .
+	@$(bin)/mypy
+	@$(bin)/python -m pytest -q tests/test_imports.py
+
+bench: setup
+	@for script in benchmarks/*.py; do echo "== $$script"; $(bin)/python $$script || exit 1; done
+
+clean:
+	rm -rf runs .cache

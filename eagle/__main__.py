@@ -1,0 +1,118 @@
+"""`eagle`: hidden states, draft vocabulary, training, export and live acceptance."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from eagle.accept import accept as measure_acceptance
+from eagle.export import export as export_draft
+from eagle.extract import extract as extract_states
+from eagle.train import train as train_draft
+from eagle.vocab import make_vocab
+from synthgen.corpus.console import console, exits
+from synthgen.corpus.files import in_units
+from synthgen.corpus.settings import load_config, save_config
+
+app = typer.Typer(
+    help="EAGLE-3 drafts from a corpus of traces: states, vocabulary, training, export, acceptance.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+Config = Annotated[Path, typer.Argument(help="The run's YAML, for instance configs/demo.yaml.")]
+Overrides = Annotated[
+    list[str], typer.Option("--set", help="Lay a value over the YAML: --set train.epochs=2")
+]
+
+
+@app.command()
+def extract(config: Config, set_: Overrides = []) -> None:  # noqa: B006 -- typer makes a new list each time
+    """Get the verifier's hidden states of every sample through a live vLLM; goes on where it stopped.
+
+    Example: `eagle extract configs/demo.yaml`
+    """
+    with exits():
+        loaded = load_config(config, tuple(set_))
+        figures = extract_states(loaded).figures
+        save_config(loaded, loaded.states_path / "run.yaml")
+        console.print(
+            f"{figures['tokens']:,} tokens of {figures['samples']:,} samples: "
+            f"{in_units(figures['bytes'])} in {loaded.states_path}"
+        )
+
+
+@app.command()
+def vocab(config: Config, set_: Overrides = []) -> None:  # noqa: B006
+    """Choose the draft's vocabulary: the tokens that the supervised text uses most.
+
+    Example: `eagle vocab configs/demo.yaml --set vocab.size=1024`
+    """
+    with exits():
+        loaded = load_config(config, tuple(set_))
+        figures = make_vocab(loaded).figures
+        save_config(loaded, loaded.vocab_path / "run.yaml")
+        console.print(f"{figures['size']:,} tokens cover {figures['coverage']:.2%} of the supervised text")
+
+
+@app.command()
+def train(config: Config, set_: Overrides = []) -> None:  # noqa: B006
+    """Train the draft; goes on from the newest checkpoint.
+
+    Example: `eagle train configs/demo.yaml --set train.epochs=3`
+    """
+    with exits():
+        loaded = load_config(config, tuple(set_))
+        figures = train_draft(loaded).figures
+        save_config(loaded, loaded.checkpoints_path / "run.yaml")
+        console.print(
+            f"loss {figures['loss_first']:.3f} -> {figures['loss_last']:.3f} in {figures['steps']:,} steps, "
+            f"predicted acceptance length {figures['acceptance_predicted']:.2f}"
+        )
+
+
+@app.command()
+def export(
+    config: Config,
+    set_: Overrides = [],  # noqa: B006
+    untrained: Annotated[
+        bool, typer.Option("--untrained", help="The draft as it was before its first step, to compare with.")
+    ] = False,
+) -> None:
+    """Write the draft as vLLM loads it.
+
+    Example: `eagle export configs/demo.yaml`
+    """
+    with exits():
+        loaded = load_config(config, tuple(set_))
+        path = loaded.untrained_path if untrained else loaded.export_path
+        export_draft(loaded, untrained=untrained)
+        save_config(loaded, path / "run.yaml")
+        console.print(f"the draft is in {path}")
+
+
+@app.command()
+def accept(config: Config, set_: Overrides = []) -> None:  # noqa: B006
+    """Serve the verifier with and without the draft and measure what it gains on held-out prompts.
+
+    Example: `eagle accept configs/demo.yaml --set accept.rounds=5`
+    """
+    with exits():
+        loaded = load_config(config, tuple(set_))
+        figures = measure_acceptance(loaded).figures
+        save_config(loaded, loaded.accept_path / "run.yaml")
+        console.print(
+            f"acceptance length {figures['acceptance_length']:.2f}, {figures['speedup']:.2f} times the "
+            f"output tokens/s, {figures['same_replies']} of {figures['compared_replies']} replies the same"
+        )
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

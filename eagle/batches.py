@@ -1,0 +1,220 @@
+"""Samples with their states, packed into batches without padding, aligned as serving aligns them.
+
+Draft slot t is given the aux states of token t and the embedding of token t + 1, and predicts token
+t + 2; its target is the verifier's distribution at t + 1. Step s of the training-time test keeps the
+slot and moves on by s tokens. So a *target* is a token p whose successor is supervised, and the slot
+that predicts it at step s is p - 1 - s, if that is still in p's document. (EAGLE and SpecForge mask by
+token t at step 0 and thereby miss the first slots of each reply.)
+
+Axes: T tokens of a batch, N active slots, P targets, S steps, H hidden size.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from eagle.attention import Starts
+from eagle.draft import positions_of
+from eagle.shards import SampleStates
+from synthgen.corpus.records import Sample, SpanKind
+from synthgen.errors import ArtifactError
+
+
+class Kind(enum.IntEnum):
+    """What the token after this one is, as batches hold it."""
+
+    NONE = 0
+    """Not supervised: a prompt's, or past the end."""
+    THINKING = 1
+    RESPONSE = 2
+    TOOL = 3
+
+
+KIND_OF = {
+    SpanKind.THINKING: Kind.THINKING,
+    SpanKind.RESPONSE: Kind.RESPONSE,
+    SpanKind.TOOL: Kind.TOOL,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """One sample, cut to the longest length that is trained on.
+
+    next_kind_T: `[T]` uint8, the `Kind` of the token after each; the last one's successor may lie past
+    the states, since the last sampled token of a reply has none.
+    """
+
+    sample_id: str
+    token_ids_T: torch.Tensor
+    states_T4H: torch.Tensor
+    next_kind_T: torch.Tensor
+
+
+class Position(NamedTuple):
+    """Where a batch stands in the data: its epoch and its number there, both from 0."""
+
+    epoch: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Documents end to end.
+
+    token_ids_T `[T]`, aux_T3H `[T, 3, H]`, final_TH `[T, H]` (before the verifier's final norm),
+    next_kind_T `[T]`; `starts` has each document's first token, and T at the end.
+    """
+
+    token_ids_T: torch.Tensor
+    aux_T3H: torch.Tensor
+    final_TH: torch.Tensor
+    next_kind_T: torch.Tensor
+    starts: Starts
+    sample_ids: tuple[str, ...]
+    position: Position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Targets:
+    """Who predicts what.
+
+    slots_N: `[N]` rising token index of each slot that predicts a target at any step.
+    targets_P: `[P]` rising token index of each target.
+    row_SP: `[S, P]` the place in slots_N of the slot that predicts target p at step s.
+    valid_SP: `[S, P]` false where that slot would lie before the document; row_SP is then meaningless.
+    """
+
+    slots_N: torch.Tensor
+    targets_P: torch.Tensor
+    row_SP: torch.Tensor
+    valid_SP: torch.Tensor
+
+
+def next_kinds(sample: Sample, tokens: int) -> torch.Tensor:
+    """`[tokens]` uint8: the `Kind` of the token after each of a sample's first `tokens` tokens."""
+    kinds = torch.zeros(len(sample.token_ids) + 1, dtype=torch.uint8)
+    for span in sample.spans:
+        kinds[span.start : span.end] = KIND_OF[span.kind]
+    return kinds[1 : tokens + 1]
+
+
+def join(states: SampleStates, sample: Sample, max_seq_tokens: int) -> Document:
+    """Lay a sample's spans over its states, cut to `max_seq_tokens`.
+
+    Raises ArtifactError when the states are not of these tokens.
+    """
+    length = len(states.token_ids_T)
+    found, expected = states.token_ids_T.tolist(), list(sample.token_ids[:length])
+    if found != expected:
+        at = next((i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), len(expected))
+        raise ArtifactError(
+            f"sample {sample.id}: its states were taken of other tokens: {length} states, "
+            f"{len(sample.token_ids)} tokens in the corpus, first difference at token {at}: "
+            f"{found[at : at + 3]} in the states, {expected[at : at + 3]} in the corpus. "
+            f"Remove the states and extract them again"
+        )
+    length = min(length, max_seq_tokens)
+    return Document(
+        sample_id=sample.id,
+        token_ids_T=states.token_ids_T[:length],
+        states_T4H=states.states_T4H[:length],
+        next_kind_T=next_kinds(sample, length),
+    )
+
+
+def has_targets(document: Document) -> bool:
+    """Whether any slot of the document has something to learn: token 0 is never a target."""
+    return bool(document.next_kind_T[1:].any())
+
+
+def plan_epoch(lengths: list[int], batch_tokens: int, seed: int, epoch: int) -> list[list[int]]:
+    """Which documents go into each batch of an epoch: a seeded permutation, cut where a batch is full.
+
+    Every document is in exactly one batch, and no batch has more than `batch_tokens` tokens as long as
+    no document has.
+    """
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    plan: list[list[int]] = []
+    room = 0
+    for number in torch.randperm(len(lengths), generator=generator).tolist():
+        if lengths[number] > room or not plan:
+            plan.append([])
+            room = batch_tokens
+        plan[-1].append(number)
+        room -= lengths[number]
+    return plan
+
+
+def pack(documents: list[Document], position: Position) -> Batch:
+    """Lay documents end to end."""
+    states_T4H = torch.cat([d.states_T4H for d in documents])
+    lengths = [len(d.token_ids_T) for d in documents]
+    return Batch(
+        token_ids_T=torch.cat([d.token_ids_T for d in documents]),
+        aux_T3H=states_T4H[:, :3],
+        final_TH=states_T4H[:, 3],
+        next_kind_T=torch.cat([d.next_kind_T for d in documents]),
+        starts=tuple(itertools.accumulate(lengths, initial=0)),
+        sample_ids=tuple(d.sample_id for d in documents),
+        position=position,
+    )
+
+
+def batches(documents: list[Document], plans: list[list[list[int]]], start: Position) -> Iterator[Batch]:
+    """The batches of all epochs in order, from `start` on. `plans[e]` is epoch e's `plan_epoch`."""
+    for epoch in range(start.epoch, len(plans)):
+        first = start.index if epoch == start.epoch else 0
+        for index in range(first, len(plans[epoch])):
+            yield pack([documents[n] for n in plans[epoch][index]], Position(epoch, index))
+
+
+def positions_after(plans: list[list[list[int]]], steps: int) -> Position:
+    """Where the data stands once `steps` batches were used."""
+    for epoch, plan in enumerate(plans):
+        if steps < len(plan):
+            return Position(epoch, steps)
+        steps -= len(plan)
+    return Position(len(plans), 0)
+
+
+def find_targets(batch: Batch, steps: int) -> Targets:
+    """The targets of a batch and the slots that predict them at each of `steps` steps."""
+    within_T = positions_of(batch.starts, batch.token_ids_T.device)
+    targets_P = ((batch.next_kind_T != Kind.NONE) & (within_T > 0)).nonzero().flatten()
+    back_S1 = torch.arange(1, steps + 1, device=targets_P.device)[:, None]
+    slot_SP = targets_P - back_S1
+    valid_SP = within_T[targets_P] >= back_S1
+    slots_N = slot_SP[valid_SP].unique()
+    row_SP = torch.searchsorted(slots_N, slot_SP).clamp(max=max(len(slots_N) - 1, 0))
+    return Targets(slots_N=slots_N, targets_P=targets_P, row_SP=row_SP, valid_SP=valid_SP)
+
+
+def join_all(
+    states: Iterable[SampleStates], samples: dict[str, Sample], max_seq_tokens: int
+) -> list[Document]:
+    """Every sample that has states and something to learn.
+
+    Raises ArtifactError for states without a sample, or when nothing is left.
+    """
+    documents = []
+    for one in states:
+        if one.sample_id not in samples:
+            raise ArtifactError(
+                f"sample {one.sample_id} has states but no trace in the corpus: the two are of different "
+                f"runs; remove the states and extract them again"
+            )
+        documents.append(join(one, samples[one.sample_id], max_seq_tokens))
+    kept = [d for d in documents if has_targets(d)]
+    if not kept:
+        raise ArtifactError(
+            f"none of the {len(documents)} samples with states has a supervised token within its first "
+            f"{max_seq_tokens}: raise train.max_seq_tokens, or extract states of more of the corpus"
+        )
+    return kept

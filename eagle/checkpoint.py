@@ -1,0 +1,115 @@
+"""Checkpoints: directories that are complete or absent, in safetensors and JSON only.
+
+    step-00000123/
+        weights.safetensors     the draft's float32 master weights
+        optimizer.safetensors   the optimizers' tensors as `parameter/key`, and torch's random state
+        progress.json           the step, and where the data stands
+
+A run that goes on from one ends with the very weights of a run that was never stopped.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from eagle.draft import Draft
+from eagle.optim import Optimizers
+from synthgen.corpus.files import directory_written_aside
+from synthgen.corpus.records import Record
+from synthgen.errors import ArtifactError
+
+WEIGHTS = "weights.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+PROGRESS = "progress.json"
+RANDOM_STATE = "random_state"
+KEPT = 2
+"""The newest checkpoint, and one before it in case the disk damages the newest."""
+
+
+class Progress(Record, frozen=True, kw_only=True):
+    """How far training is: `step` updates are done, and the next batch is `index` of `epoch`."""
+
+    step: int
+    epoch: int
+    index: int
+    seconds: float
+    """Wall-clock of all the steps so far, stops not counted."""
+    targets: int
+    """Supervised positions trained on so far."""
+
+
+def save_checkpoint(directory: Path, draft: Draft, optimizers: Optimizers, progress: Progress) -> Path:
+    """Write one checkpoint, drop those that are no longer kept, and return its path."""
+    path = directory / f"step-{progress.step:08d}"
+    with directory_written_aside(path) as aside:
+        save_file(_on_cpu(dict(draft.named_parameters())), aside / WEIGHTS)
+        state = optimizers.state() | {RANDOM_STATE: torch.get_rng_state()}
+        save_file(_on_cpu(state), aside / OPTIMIZER)
+        (aside / PROGRESS).write_bytes(msgspec.json.encode(progress))
+    for old in checkpoints(directory)[:-KEPT]:
+        shutil.rmtree(old)
+    return path
+
+
+def checkpoints(directory: Path) -> list[Path]:
+    """The complete checkpoints of a run, oldest first."""
+    return sorted(directory.glob("step-????????"))
+
+
+def load_progress(path: Path) -> Progress:
+    """How far the run was that wrote a checkpoint. Raises ArtifactError when it can't be read."""
+    try:
+        return msgspec.json.decode((path / PROGRESS).read_bytes(), type=Progress)
+    except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ArtifactError(_damaged(path, PROGRESS, error)) from error
+
+
+def load_weights(path: Path, draft: Draft) -> None:
+    """Put a checkpoint's weights into `draft`.
+
+    Raises ArtifactError naming the tensor and both shapes when they are another draft's.
+    """
+    tensors = _read(path, WEIGHTS)
+    own = dict(draft.named_parameters())
+    for name in sorted(tensors.keys() | own.keys()):
+        found = list(tensors[name].shape) if name in tensors else "missing"
+        expected = list(own[name].shape) if name in own else "not known"
+        if found != expected:
+            raise ArtifactError(
+                f"{path / WEIGHTS}: `{name}` is {found}, this run's draft has it {expected}: set `draft` and "
+                f"`vocab` back to what they were, or remove {path.parent} to train anew"
+            )
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(tensors[name])
+
+
+def load_checkpoint(path: Path, draft: Draft, optimizers: Optimizers) -> Progress:
+    """Take up training where a checkpoint was written."""
+    progress = load_progress(path)
+    load_weights(path, draft)
+    state = _read(path, OPTIMIZER)
+    torch.set_rng_state(state.pop(RANDOM_STATE))
+    optimizers.load_state(state)
+    return progress
+
+
+def _read(path: Path, name: str) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(path / name)
+    except (OSError, SafetensorError) as error:
+        raise ArtifactError(_damaged(path, name, error)) from error
+
+
+def _damaged(path: Path, name: str, error: Exception) -> str:
+    return f"{path / name}: damaged: {error}. Remove {path} to go on from the checkpoint before it"
+
+
+def _on_cpu(tensors: dict[str, torch.Tensor] | dict[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}

@@ -1,0 +1,199 @@
+"""The loss of the training-time test, and the acceptance it predicts.
+
+Step s is trained on the soft cross-entropy between the verifier's distribution over the draft
+vocabulary and the draft's, averaged over its targets; the total is Σ γ^s L_s / Σ γ^s (EAGLE-3, section
+3.2, with the mean over supervised positions only). Where the verifier's most likely token is not in
+the draft vocabulary there is nothing to learn: such a target carries no loss and counts as a miss.
+
+Logits are only ever made for a few hundred rows at a time. The gradient of soft cross-entropy is
+softmax(z) - p, so it is taken while the logits are there, and nothing is computed twice or kept.
+
+Axes: N active slots, P targets, S steps, H hidden size, K draft vocabulary, V verifier vocabulary; Q
+those of the P targets that carry loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from eagle.batches import Targets
+from eagle.verifier import VerifierWeights
+from eagle.vocab import VocabMap
+
+CHUNK_LOGITS = 1 << 22
+"""Logits that exist at once; a matrix multiplication of some hundred rows is as fast as a larger one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifierHead:
+    """The verifier's final norm and head, in the dtype in which logits are computed.
+
+    embedding_VH is the verifier's too: it is what a draft slot is given.
+    """
+
+    embedding_VH: torch.Tensor
+    norm_H: torch.Tensor
+    eps: float
+    head_VH: torch.Tensor
+    target_ids_K: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetLogits:
+    """What the verifier says at each target.
+
+    logits_QK: over the draft vocabulary, of the targets that carry loss.
+    inside_P: `[P]` bool, which those are: the verifier's most likely token is in the draft vocabulary.
+    """
+
+    logits_QK: torch.Tensor
+    inside_P: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Losses:
+    """The total with its gradient, and what it is made of.
+
+    losses_S: `[S]` mean soft cross-entropy of each step, nan for a step without targets.
+    hits_SP: `[S, P]` bool, whether the draft's most likely token is the verifier's.
+    """
+
+    total: torch.Tensor
+    losses_S: torch.Tensor
+    hits_SP: torch.Tensor
+
+
+def verifier_head(
+    weights: VerifierWeights, eps: float, vocab: VocabMap, dtype: torch.dtype, device: torch.device
+) -> VerifierHead:
+    """The verifier's weights where and as training computes with them; the norm stays float32."""
+    head_VH = weights.head_VH.to(device, dtype)
+    tied = weights.embedding_VH is weights.head_VH
+    return VerifierHead(
+        embedding_VH=head_VH if tied else weights.embedding_VH.to(device, dtype),
+        norm_H=weights.norm_H.to(device, torch.float32),
+        eps=eps,
+        head_VH=head_VH,
+        target_ids_K=vocab.target_ids_K.to(device),
+    )
+
+
+def target_logits(verifier: VerifierHead, final_PH: torch.Tensor) -> TargetLogits:
+    """The verifier's logits at its states before the final norm, pruned to the draft vocabulary.
+
+    The norm is computed in float32. A tie between a token inside and one outside counts as inside.
+    """
+    rows = max(1, CHUNK_LOGITS // len(verifier.head_VH))
+    pruned, inside = [], []
+    for chunk_PH in final_PH.split(rows):
+        normed_PH = F.rms_norm(chunk_PH.float(), chunk_PH.shape[-1:], verifier.norm_H, verifier.eps)
+        logits_PV = F.linear(normed_PH.to(verifier.head_VH.dtype), verifier.head_VH)
+        logits_PK = logits_PV.index_select(1, verifier.target_ids_K)
+        inside_P = logits_PK.amax(-1) == logits_PV.amax(-1)
+        pruned.append(logits_PK[inside_P])
+        inside.append(inside_P)
+    return TargetLogits(logits_QK=torch.cat(pruned), inside_P=torch.cat(inside))
+
+
+def step_losses(
+    outputs_SNH: torch.Tensor,
+    head_KH: torch.Tensor,
+    verifier_says: TargetLogits,
+    targets: Targets,
+    decay: float,
+) -> Losses:
+    """Loss and hits of all steps; `outputs_SNH` are the head's inputs, `head_KH` its master weight,
+    computed with in the outputs' dtype."""
+    inside_P = verifier_says.inside_P
+    valid_SQ = targets.valid_SP[:, inside_P]
+    steps = len(valid_SQ)
+    decays_S = decay ** torch.arange(steps, dtype=torch.float32, device=inside_P.device)
+    counts_S = valid_SQ.sum(1)
+    weights_S = decays_S / decays_S.sum() / counts_S.clamp(min=1)
+    total, sums_S, hits_SQ = _SoftCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        outputs_SNH,
+        head_KH,
+        verifier_says.logits_QK,
+        targets.row_SP[:, inside_P],
+        weights_S[:, None] * valid_SQ,
+        valid_SQ,
+    )
+    hits_SP = torch.zeros_like(targets.valid_SP)
+    hits_SP[:, inside_P] = hits_SQ
+    return Losses(total=total, losses_S=sums_S / counts_S, hits_SP=hits_SP & targets.valid_SP)
+
+
+def prefix_counts(hits_SP: torch.Tensor, targets: Targets) -> tuple[torch.Tensor, torch.Tensor]:
+    """How often the first k steps of a slot all hit, and of how many: two `[S]`, for k = 1..S.
+
+    A slot counts for k when all its first k steps have a target.
+    """
+    steps, slots = len(hits_SP), len(targets.slots_N)
+    hits_SN = torch.zeros((steps, slots), dtype=torch.bool, device=hits_SP.device)
+    valid_SN = torch.zeros_like(hits_SN)
+    for step in range(steps):
+        valid_P = targets.valid_SP[step]
+        rows = targets.row_SP[step, valid_P]
+        valid_SN[step, rows] = True
+        hits_SN[step, rows] = hits_SP[step, valid_P]
+    return hits_SN.int().cumprod(0).sum(1), valid_SN.int().cumprod(0).sum(1)
+
+
+def predicted_acceptance(prefix_hits_S: torch.Tensor, prefix_slots_S: torch.Tensor) -> float:
+    """Tokens a verification step is expected to yield: 1 + Σ_k P(the first k drafted all hit)."""
+    return 1.0 + float((prefix_hits_S / prefix_slots_S.clamp(min=1)).sum())
+
+
+class _SoftCrossEntropy(torch.autograd.Function):
+    """Σ weights · CE(p, softmax(head · outputs)), with its gradient taken chunk by chunk on the way."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        outputs_SNH: torch.Tensor,
+        head_KH: torch.Tensor,
+        target_logits_QK: torch.Tensor,
+        row_SQ: torch.Tensor,
+        weights_SQ: torch.Tensor,
+        valid_SQ: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        steps, slots = outputs_SNH.shape[:2]
+        accurate = torch.promote_types(outputs_SNH.dtype, torch.float32)
+        weight_KH = head_KH.to(outputs_SNH.dtype)
+        flat_SQ = row_SQ + slots * torch.arange(steps, device=row_SQ.device)[:, None]
+        flat_outputs = outputs_SNH.flatten(0, 1)
+        doutputs = torch.zeros_like(flat_outputs)
+        dhead_KH = torch.zeros_like(head_KH) if ctx.needs_input_grad[1] else None
+        ce_SQ = torch.zeros_like(weights_SQ, dtype=accurate)
+        hits_SQ = torch.zeros_like(valid_SQ)
+        width = max(1, CHUNK_LOGITS // (steps * len(head_KH)))
+        for low in range(0, len(target_logits_QK), width):
+            chunk = slice(low, low + width)
+            rows = flat_SQ[:, chunk].flatten()
+            x = flat_outputs[rows]
+            z_SQK = F.linear(x, weight_KH).to(accurate).view(steps, -1, len(head_KH))
+            p_QK = target_logits_QK[chunk].to(accurate).softmax(-1)
+            q_SQK = z_SQK.softmax(-1)
+            log_sum_SQ = z_SQK.amax(-1) - q_SQK.amax(-1).log()
+            ce_SQ[:, chunk] = log_sum_SQ - (z_SQK * p_QK).sum(-1)
+            hits_SQ[:, chunk] = z_SQK.argmax(-1) == p_QK.argmax(-1)
+            dz = q_SQK.sub_(p_QK).mul_(weights_SQ[:, chunk, None]).to(x.dtype).flatten(0, 1)
+            doutputs.index_add_(0, rows, dz @ weight_KH)
+            if dhead_KH is not None:
+                dhead_KH += dz.T @ x
+        ctx.save_for_backward(doutputs.view_as(outputs_SNH), dhead_KH)
+        ctx.mark_non_differentiable(hits_SQ)
+        sums_S = (ce_SQ * valid_SQ).sum(1)
+        ctx.mark_non_differentiable(sums_S)
+        return (ce_SQ * weights_SQ).sum(), sums_S, hits_SQ
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        doutputs_SNH, dhead_KH = ctx.saved_tensors
+        upstream = grads[0]
+        dhead = None if dhead_KH is None else dhead_KH * upstream
+        return (doutputs_SNH * upstream).to(doutputs_SNH.dtype), dhead, None, None, None, None

@@ -1,0 +1,176 @@
+"""The draft's vocabulary: the verifier's tokens that the supervised text uses most.
+
+Axes: V the verifier's vocabulary, K the draft's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from eagle.shards import read_index
+from eagle.verifier import read_shape
+from synthgen.corpus.config import RunConfig
+from synthgen.corpus.files import written_aside
+from synthgen.corpus.journal import read_journal
+from synthgen.corpus.manifest import (
+    Manifest,
+    digest,
+    manifest_of,
+    read_manifest,
+    require_fit,
+    require_manifest,
+    write_manifest,
+)
+from synthgen.corpus.records import Sample, SpanKind, Trace
+from synthgen.corpus.samples import sample_of
+from synthgen.errors import ArtifactError, ConfigError
+
+FILE_NAME = "vocab.safetensors"
+FIRST_TARGET = 2
+"""Slot 0 of a document predicts its token 2: the two tokens before are never a target."""
+
+
+@dataclass(frozen=True, slots=True)
+class VocabMap:
+    """Which verifier tokens the draft knows.
+
+    t2d_V: `[V]` bool, true where the draft knows the token.
+    d2t_K: `[K]` int64, OFFSETS: draft id i is the verifier's token `d2t_K[i] + i`.
+    """
+
+    t2d_V: torch.Tensor
+    d2t_K: torch.Tensor
+
+    def __post_init__(self) -> None:
+        for name, tensor, dtype in (("t2d", self.t2d_V, torch.bool), ("d2t", self.d2t_K, torch.int64)):
+            if tensor.dtype is not dtype or tensor.ndim != 1:
+                raise ArtifactError(
+                    f"{name} is {tensor.dtype} {list(tensor.shape)}; expected {dtype}, one axis"
+                )
+        if not torch.equal(self.target_ids_K, self.t2d_V.nonzero().flatten()):
+            raise ArtifactError(
+                f"d2t ({len(self.d2t_K)} offsets) doesn't list the {int(self.t2d_V.sum())} tokens that t2d "
+                f"marks, in rising order: d2t[i] + i must be the verifier's id"
+            )
+
+    @property
+    def target_ids_K(self) -> torch.Tensor:
+        """`[K]` int64, rising: the verifier's id of each draft id."""
+        return self.d2t_K + torch.arange(len(self.d2t_K))
+
+    @property
+    def size(self) -> int:
+        """K."""
+        return len(self.d2t_K)
+
+
+def count_supervised(samples: Iterable[Sample], vocab_size: int) -> torch.Tensor:
+    """`[V]` int64: how often each token is a supervised target.
+
+    Raises ArtifactError naming a sample whose token ids don't fit the verifier's vocabulary.
+    """
+    counts_V = torch.zeros(vocab_size, dtype=torch.int64)
+    for sample in samples:
+        if max(sample.token_ids) >= vocab_size:
+            raise ArtifactError(
+                f"sample {sample.id} has token id {max(sample.token_ids)}, the verifier's vocabulary has "
+                f"{vocab_size}: the corpus is another model's; set verifier.model to the one that wrote it"
+            )
+        for span in sample.spans:
+            ids = torch.tensor(sample.token_ids[max(span.start, FIRST_TARGET) : span.end], dtype=torch.int64)
+            counts_V += torch.bincount(ids, minlength=vocab_size)
+    return counts_V
+
+
+def build_vocab(counts_V: torch.Tensor, size: int) -> VocabMap:
+    """The `size` most frequent tokens; equal counts go by id, and so do tokens that were never seen.
+
+    Raises ConfigError when `size` is more than the verifier has.
+    """
+    if size > len(counts_V):
+        raise ConfigError(
+            f"vocab.size {size} is more than the verifier's vocabulary of {len(counts_V)}: "
+            f"set it to {len(counts_V)} or less"
+        )
+    order_V = torch.sort(counts_V, descending=True, stable=True).indices
+    target_ids_K = order_V[:size].sort().values
+    t2d_V = torch.zeros(len(counts_V), dtype=torch.bool)
+    t2d_V[target_ids_K] = True
+    return VocabMap(t2d_V, target_ids_K - torch.arange(size))
+
+
+def coverage(counts_V: torch.Tensor, vocab: VocabMap) -> float:
+    """The share of supervised tokens that the draft can propose, 0 when there are none."""
+    total = int(counts_V.sum())
+    return int(counts_V[vocab.t2d_V].sum()) / total if total else 0.0
+
+
+def save_vocab(vocab: VocabMap, directory: Path) -> None:
+    """Write `t2d` and `d2t` as safetensors, complete or not at all."""
+    with written_aside(directory / FILE_NAME) as aside:
+        save_file({"t2d": vocab.t2d_V, "d2t": vocab.d2t_K}, aside)
+
+
+def load_vocab(directory: Path) -> VocabMap:
+    """Read back what `save_vocab` wrote. Raises ArtifactError when it isn't there or isn't that."""
+    path = directory / FILE_NAME
+    if not path.exists():
+        raise ArtifactError(f"{path} is missing: run `eagle vocab` first")
+    try:
+        tensors = load_file(path)
+        return VocabMap(tensors["t2d"], tensors["d2t"])
+    except (SafetensorError, KeyError, ArtifactError) as error:
+        raise ArtifactError(f"{path}: damaged: {error}. Remove {directory} to make it anew") from error
+
+
+def extracted_samples(config: RunConfig) -> Iterator[Sample]:
+    """The corpus' samples whose states were extracted, in the corpus' order."""
+    extracted = {i for entry in read_index(config.states_path) for i in entry.sample_ids}
+    for trace in read_journal(config.corpus_path / "traces.jsonl", Trace):
+        sample = sample_of(trace)
+        if sample.id in extracted:
+            yield sample
+
+
+def make_vocab(config: RunConfig) -> Manifest:
+    """Choose the draft vocabulary from the extracted samples; leave a complete, fitting one as it is."""
+    started = time.monotonic()
+    states = require_manifest(config.states_path, "eagle extract")
+    settings = {"size": config.vocab.size, "verifier": config.verifier.model}
+    inputs = {"states": digest((states.inputs, states.figures))}
+    found = read_manifest(config.vocab_path)
+    if found is not None:
+        require_fit(config.vocab_path, found, settings=settings, inputs=inputs)
+        if found.complete:
+            return found
+    samples = list(extracted_samples(config))
+    counts_V = count_supervised(samples, read_shape(Path(config.verifier.model)).vocab_size)
+    if not counts_V.any():
+        raise ArtifactError(
+            f"{config.corpus_path}: none of the {len(samples)} extracted samples has a supervised token: "
+            f"generate traces and extract their states first"
+        )
+    vocab = build_vocab(counts_V, config.vocab.size)
+    save_vocab(vocab, config.vocab_path)
+    figures = {
+        "size": vocab.size,
+        "coverage": coverage(counts_V, vocab),
+        "supervised_tokens": int(counts_V.sum()),
+        **{f"{kind}_tokens": _tokens_of(samples, kind) for kind in SpanKind},
+    }
+    manifest = manifest_of(
+        "vocab", settings=settings, inputs=inputs, figures=figures, seconds=time.monotonic() - started
+    )
+    write_manifest(config.vocab_path, manifest)
+    return manifest
+
+
+def _tokens_of(samples: list[Sample], kind: SpanKind) -> int:
+    return sum(span.end - span.start for s in samples for span in s.spans if span.kind is kind)

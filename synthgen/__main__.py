@@ -1,0 +1,120 @@
+"""`synthgen`: serve a model, generate a corpus from it, run the whole line."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from synthgen.client.launch import Serving, capturing, drafting, plain, started
+from synthgen.corpus.config import RunConfig
+from synthgen.corpus.console import console, exits
+from synthgen.corpus.settings import load_config, save_config
+from synthgen.corpus.verifier_config import read_shape
+from synthgen.generate import generate as generate_corpus
+from synthgen.run import print_plan, print_summary
+from synthgen.run import run as run_stages
+
+app = typer.Typer(
+    help="Synthetic data from a live inference server, feeding EAGLE-3 draft training.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+Config = Annotated[Path, typer.Argument(help="The run's YAML, for instance configs/demo.yaml.")]
+Overrides = Annotated[
+    list[str], typer.Option("--set", help="Lay a value over the YAML: --set generate.temperature=1.0")
+]
+
+
+class Role(StrEnum):
+    """What a server is for."""
+
+    generate = "generate"
+    capture = "capture"
+    draft = "draft"
+
+
+@app.command()
+def serve(
+    config: Config,
+    set_: Overrides = [],  # noqa: B006 -- typer makes a new list each time
+    role: Annotated[
+        Role, typer.Option(help="The verifier alone, with the hidden-state connector, or with the draft.")
+    ] = Role.generate,
+) -> None:
+    """Start vLLM for a config and keep it until Ctrl-C.
+
+    Example: `synthgen serve configs/demo.yaml`
+    """
+    with exits():
+        loaded = load_config(config, tuple(set_))
+        with started(loaded, _serving(loaded, role)) as (process,):
+            console.print(f"{loaded.verifier.served_name} is at {process.base_url}, its log in {process.log}")
+            console.print("Ctrl-C stops it")
+            while True:
+                process.require_alive()
+                time.sleep(1.0)
+
+
+@app.command()
+def generate(config: Config, set_: Overrides = []) -> None:  # noqa: B006
+    """Send the run's prompts and keep each reply with its exact tokens; goes on where it stopped.
+
+    Example: `synthgen generate configs/demo.yaml --set generate.concurrency=128`
+    """
+    with exits():
+        loaded = load_config(config, tuple(set_))
+        manifest = generate_corpus(loaded)
+        save_config(loaded, loaded.corpus_path / "run.yaml")
+        figures = manifest.figures
+        console.print(
+            f"{figures['traces']:,} traces in {loaded.traces_path}: {figures['thinking_tokens']:,} thinking "
+            f"and {figures['response_tokens']:,} response tokens, {figures['truncated']} cut"
+        )
+        if figures["failures"]:
+            console.print(
+                f"{figures['failures']} prompts failed, see {loaded.failures_path}; the same command sends "
+                f"them again"
+            )
+
+
+@app.command()
+def run(
+    config: Config,
+    set_: Overrides = [],  # noqa: B006
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print each stage's command.")] = False,
+) -> None:
+    """From prompts to a draft that a live vLLM serves, with its gain measured.
+
+    Complete stages are skipped. The last line of stdout is one JSON object.
+
+    Example: `synthgen run configs/demo.yaml --dry-run`
+    """
+    with exits():
+        loaded = load_config(config, tuple(set_))
+        if dry_run:
+            print_plan(loaded, config, tuple(set_))
+            return
+        print_summary(loaded, run_stages(loaded))
+
+
+def _serving(config: RunConfig, role: Role) -> Serving:
+    if role is Role.capture:
+        shape = read_shape(Path(config.verifier.model))
+        return capturing(config, (*config.extract.aux_layers, shape.num_layers), config.states_path / "spool")
+    if role is Role.draft:
+        return drafting(config, config.export_path)
+    return plain(config)
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""The whole line, stage by stage in one run directory: each a command of its own.
+
+A stage that is complete and fits says so and ends at once; so running again goes on where the last
+run stopped. What can be refused is refused before the first stage starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from synthgen.corpus.config import RunConfig
+from synthgen.corpus.console import console
+from synthgen.corpus.files import in_units, require_free_disk
+from synthgen.corpus.manifest import require_manifest
+from synthgen.corpus.settings import save_config
+from synthgen.corpus.verifier_config import read_shape
+from synthgen.errors import SynthgenError
+from synthgen.seeds import split_prompts
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage: the command after `python -m`, and where its manifest is."""
+
+    command: tuple[str, ...]
+    artifact: Path
+
+    @property
+    def name(self) -> str:
+        """The command as people write it."""
+        return " ".join(self.command)
+
+
+class StageFailed(SynthgenError):
+    """A stage ended with an error, which it has printed itself."""
+
+    def __init__(self, stage: Stage, code: int) -> None:
+        super().__init__(f"{stage.name} ended with code {code}; mend it and run the same command again")
+        self.exit_code = code
+
+
+def stages(config: RunConfig) -> list[Stage]:
+    """The stages of a run, in order."""
+    line = [
+        Stage(("synthgen", "generate"), config.corpus_path),
+        Stage(("eagle", "extract"), config.states_path),
+        Stage(("eagle", "vocab"), config.vocab_path),
+        Stage(("eagle", "train"), config.checkpoints_path),
+        Stage(("eagle", "export"), config.export_path),
+    ]
+    if config.accept.untrained:
+        line.append(Stage(("eagle", "export", "--untrained"), config.untrained_path))
+    return [*line, Stage(("eagle", "accept"), config.accept_path)]
+
+
+def stage_command(stage: Stage, config_path: Path) -> list[str]:
+    """The command line of a stage."""
+    package, name, *flags = stage.command
+    return [sys.executable, "-m", package, name, str(config_path), *flags]
+
+
+def print_plan(config: RunConfig, config_path: Path, overrides: tuple[str, ...]) -> None:
+    """Print each stage's command and what the states will need at most."""
+    sets = [part for override in overrides for part in ("--set", override)]
+    for stage in stages(config):
+        package, name, *flags = stage.command
+        sys.stdout.write(shlex.join([package, name, str(config_path), *flags, *sets]) + "\n")
+    need = states_bytes_at_most(config)
+    if need is not None:
+        console.print(f"hidden states: at most {in_units(need)} in {config.states_path}", soft_wrap=True)
+
+
+def run(config: RunConfig) -> dict[str, Any]:
+    """Run all stages; return the line that sums them up. Raises StageFailed when one fails."""
+    split_prompts(config.prompts, config.seed)
+    need = states_bytes_at_most(config)
+    if need is not None and not (config.states_path / "manifest.json").exists():
+        require_free_disk(config.run_path, need, "the hidden states")
+    resolved = config.run_path / "run.yaml"
+    save_config(config, resolved)
+    for stage in stages(config):
+        _run_stage(stage, resolved)
+    return summary(config)
+
+
+def states_bytes_at_most(config: RunConfig) -> int | None:
+    """Bytes of states if every sample is as long as allowed; None when the verifier is no directory here."""
+    model = Path(config.verifier.model)
+    if not model.is_dir():
+        return None
+    prompts = len(split_prompts(config.prompts, config.seed).corpus)
+    tokens = prompts * config.generate.samples_per_prompt * config.extract.max_seq_tokens
+    return tokens * read_shape(model).state_bytes_per_token
+
+
+def _run_stage(stage: Stage, config_path: Path) -> None:
+    console.rule(f"[bold]{stage.name}", align="left")
+    child = subprocess.Popen(stage_command(stage, config_path))
+    with _terminating(child):
+        code = _wait(child)
+    if code == 130:
+        raise KeyboardInterrupt
+    if code != 0:
+        raise StageFailed(stage, code)
+
+
+@contextlib.contextmanager
+def _terminating(child: subprocess.Popen[bytes]) -> Iterator[None]:
+    """A SIGTERM of ours goes to the stage, which drains and ends with 130."""
+    before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _wait(child: subprocess.Popen[bytes]) -> int:
+    """Wait for a stage to end by itself: a Ctrl-C reaches it too, and it drains."""
+    while True:
+        try:
+            return child.wait()
+        except KeyboardInterrupt:
+            time.sleep(0.1)
+
+
+def summary(config: RunConfig) -> dict[str, Any]:
+    """The figures of a finished run: what `synthgen run` prints as its last line."""
+    manifests = [require_manifest(stage.artifact, f"{stage.name} CONFIG") for stage in stages(config)]
+    by_path = {stage.artifact: manifest for stage, manifest in zip(stages(config), manifests, strict=True)}
+    corpus, accepted = by_path[config.corpus_path].figures, by_path[config.accept_path].figures
+    return {
+        "traces": corpus["traces"],
+        "thinking_tokens": corpus["thinking_tokens"],
+        "response_tokens": corpus["response_tokens"],
+        "vocab_coverage": by_path[config.vocab_path].figures["coverage"],
+        "acceptance_length": accepted["acceptance_length"],
+        "acceptance_length_untrained": accepted.get("acceptance_length_untrained"),
+        "lossless": accepted["lossless"],
+        "speedup": accepted["speedup"],
+        "seconds": round(sum(manifest.seconds for manifest in manifests), 1),
+    }
+
+
+def print_summary(config: RunConfig, line: dict[str, Any]) -> None:
+    """One table of the run, then `line` as JSON: the last line of stdout."""
+    out = Console(width=min(Console().width, 100), highlight=False)
+    out.print(_table(config, line))
+    sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
+
+
+def _table(config: RunConfig, line: dict[str, Any]) -> Table:
+    states = require_manifest(config.states_path, "eagle extract CONFIG").figures
+    vocab = require_manifest(config.vocab_path, "eagle vocab CONFIG").figures
+    trained = require_manifest(config.checkpoints_path, "eagle train CONFIG").figures
+    accepted = require_manifest(config.accept_path, "eagle accept CONFIG").figures
+    untrained = accepted.get("acceptance_length_untrained")
+    positions = ", ".join(f"{rate:.2f}" for rate in accepted["rate_by_position"])
+    domains = ", ".join(f"{name} {length:.2f}" for name, length in accepted["length_by_domain"].items())
+    table = Table(title=f"{config.run_dir}: {config.verifier.served_name}", title_justify="left")
+    table.add_column("what", no_wrap=True)
+    table.add_column("measured")
+    for name, text in (
+        ("traces", f"{line['traces']:,}"),
+        ("thinking / response tokens", f"{line['thinking_tokens']:,} / {line['response_tokens']:,}"),
+        ("draft vocabulary", f"{vocab['size']:,} tokens, {vocab['coverage']:.1%} of the supervised text"),
+        ("hidden states", f"{in_units(states['bytes'])} for {states['tokens']:,} tokens"),
+        ("loss, first and last", f"{trained['loss_first']:.3f}, {trained['loss_last']:.3f}"),
+        ("acceptance length", f"{accepted['acceptance_length']:.2f}, " + _untrained(untrained)),
+        ("accepted by position", positions),
+        ("acceptance by domain", domains),
+        ("output tokens/s", _speed(accepted)),
+        ("same output as undrafted", f"{accepted['same_replies']} of {accepted['compared_replies']} replies"),
+        ("time in all stages", f"{line['seconds']:,.0f} s"),
+    ):
+        table.add_row(name, text)
+    return table
+
+
+def _untrained(length: float | None) -> str:
+    return "untrained not measured" if length is None else f"untrained {length:.2f}"
+
+
+def _speed(accepted: dict[str, Any]) -> str:
+    with_draft, without = accepted["tokens_per_s"], accepted["tokens_per_s_undrafted"]
+    spread = accepted["speedup_by_round"]
+    return (
+        f"{with_draft:,.1f} with the draft, {without:,.1f} without: {accepted['speedup']:.2f} times "
+        f"({min(spread):.2f} to {max(spread):.2f})"
+    )

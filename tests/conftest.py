@@ -1,0 +1,64 @@
+"""Fixtures that many tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from synthgen.corpus.config import RunConfig
+from synthgen.corpus.settings import load_config
+from tests.scripted_server import MODEL, ScriptedServer
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    """A scripted server, stopped after the test."""
+    scripted = ScriptedServer()
+    scripted.start()
+    yield scripted
+    scripted.stop()
+
+
+@pytest.fixture
+def demo_values(tmp_path: Path) -> dict[str, Any]:
+    """The demo's config as plain values, with its run directory and prompts in a fresh place."""
+    values: dict[str, Any] = yaml.safe_load((ROOT / "configs/demo.yaml").read_text())
+    values["run_dir"] = str(tmp_path / "run")
+    values["verifier"]["model"] = str(ROOT / "models/tiny-kimi")
+    values["prompts"]["files"] = [str(ROOT / "prompts/demo.jsonl")]
+    return values
+
+
+@pytest.fixture
+def write_config(tmp_path: Path) -> Any:
+    """A function that writes values as YAML and returns the path."""
+
+    def write(values: dict[str, Any]) -> Path:
+        path = tmp_path / "config.yaml"
+        path.write_text(yaml.safe_dump(values))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def scripted_config(
+    demo_values: dict[str, Any], write_config: Any, server: ScriptedServer, tmp_path: Path
+) -> RunConfig:
+    """A run of twelve small prompts against the scripted server."""
+    prompts = tmp_path / "prompts.jsonl"
+    rows = [{"domain": "d", "messages": [{"role": "user", "content": f"q{i}"}]} for i in range(14)]
+    prompts.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+    demo_values["verifier"]["served_name"] = MODEL
+    demo_values["server"]["base_url"] = server.base_url
+    demo_values["prompts"] = {"files": [str(prompts)], "limit": None, "heldout": 2}
+    demo_values["generate"] |= {"concurrency": 4, "retry_attempts": 2, "retry_seconds": 5}
+    demo_values["accept"] |= {"prompts": 2, "single_prompts": 2}
+    return load_config(write_config(demo_values))

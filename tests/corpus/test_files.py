@@ -1,0 +1,68 @@
+"""Files are complete or absent; the disk is asked before it is filled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from synthgen.corpus.files import (
+    directory_written_aside,
+    in_units,
+    require_free_disk,
+    sha256_of,
+    written_aside,
+)
+from synthgen.errors import DiskError
+
+
+def test_a_file_appears_only_when_its_block_succeeds(tmp_path: Path) -> None:
+    """An error leaves the old file and no rest."""
+    path = tmp_path / "f"
+    with written_aside(path) as aside:
+        aside.write_text("one")
+        assert not path.exists()
+    with pytest.raises(RuntimeError), written_aside(path) as aside:
+        aside.write_text("two")
+        raise RuntimeError
+    assert path.read_text() == "one"
+    assert [p.name for p in tmp_path.iterdir()] == ["f"]
+
+
+def test_a_directory_appears_only_when_its_block_succeeds(tmp_path: Path) -> None:
+    """A finished directory replaces the old one whole; a failed one changes nothing."""
+    path = tmp_path / "d"
+    with directory_written_aside(path) as aside:
+        (aside / "a").write_text("1")
+    with pytest.raises(RuntimeError), directory_written_aside(path) as aside:
+        (aside / "b").write_text("2")
+        raise RuntimeError
+    assert [p.name for p in path.iterdir()] == ["a"]
+    with directory_written_aside(path) as aside:
+        (aside / "c").write_text("3")
+    assert [p.name for p in path.iterdir()] == ["c"]
+    assert [p.name for p in tmp_path.iterdir()] == ["d"]
+
+
+def test_too_little_disk_is_refused_with_both_sizes(tmp_path: Path) -> None:
+    """A petabyte doesn't fit; the message says what is needed and what to lower."""
+    with pytest.raises(
+        DiskError, match=r"the hidden states need 1024\.0 TiB and a tenth to spare.* free: free some"
+    ):
+        require_free_disk(tmp_path / "not" / "yet", 1 << 50, "the hidden states")
+    require_free_disk(tmp_path, 1, "one byte")
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (29_360_128, "28.0 MiB"), (117_440_512_000, "109.4 GiB")],
+)
+def test_sizes_read_as_people_write_them(num_bytes: int, text: str) -> None:
+    """512 tokens of Kimi-K2.5 are 28 MiB; 1,000 samples of 2,048 are 109.4 GiB."""
+    assert in_units(num_bytes) == text
+
+
+def test_sha256_is_the_known_one(tmp_path: Path) -> None:
+    """Against the published digest of "abc"."""
+    (tmp_path / "f").write_bytes(b"abc")
+    assert sha256_of(tmp_path / "f") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

@@ -1,0 +1,143 @@
+"""Journals: nothing that was appended is lost, nothing torn is read."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from synthgen.corpus.journal import Journal, read_journal, repair, write_journal
+from synthgen.corpus.records import Failure, FailureKind
+from synthgen.errors import ArtifactError, DiskError
+
+
+def failure(number: int, message: str = "m") -> Failure:
+    """A small record."""
+    return Failure(
+        seed_id=f"s{number}", sample_index=0, kind=FailureKind.REJECTED, message=message, attempts=1
+    )
+
+
+def append_all(path: Path, records: list[Failure]) -> None:
+    """Append records one after the other."""
+
+    async def work() -> None:
+        async with Journal(path) as journal:
+            for record in records:
+                await journal.append(record)
+
+    asyncio.run(work())
+
+
+def test_what_is_appended_reads_back_in_order(tmp_path: Path) -> None:
+    """Two sessions of appending read back as one sequence."""
+    path = tmp_path / "a" / "j.jsonl"
+    append_all(path, [failure(1), failure(2)])
+    append_all(path, [failure(3)])
+    assert list(read_journal(path, Failure)) == [failure(1), failure(2), failure(3)]
+
+
+def test_a_missing_journal_is_empty(tmp_path: Path) -> None:
+    """Reading what was never written yields nothing."""
+    assert list(read_journal(tmp_path / "none.jsonl", Failure)) == []
+
+
+def test_cut_at_every_byte_of_the_last_record_no_record_is_lost_or_merged(tmp_path: Path) -> None:
+    """Wherever a crash tears the last line, reopening keeps the first record and appends cleanly."""
+    path = tmp_path / "j.jsonl"
+    append_all(path, [failure(1), failure(2)])
+    whole = path.read_bytes()
+    first_end = whole.index(b"\n") + 1
+    for cut in range(first_end, len(whole)):
+        path.write_bytes(whole[:cut])
+        assert list(read_journal(path, Failure)) == [failure(1)]
+        append_all(path, [failure(3)])
+        assert list(read_journal(path, Failure)) == [failure(1), failure(3)]
+
+
+def test_repair_says_how_much_it_cut(tmp_path: Path) -> None:
+    """Ten torn bytes are cut and counted; a whole file is left alone."""
+    path = tmp_path / "j.jsonl"
+    path.write_bytes(b'{"a":1}\n{"torn":12')
+    assert repair(path) == 10
+    assert path.read_bytes() == b'{"a":1}\n'
+    assert repair(path) == 0
+
+
+def test_repair_finds_the_last_newline_far_back(tmp_path: Path) -> None:
+    """A torn record longer than the search block is cut all the same."""
+    path = tmp_path / "j.jsonl"
+    path.write_bytes(b"{}\n" + b"x" * 200_000)
+    assert repair(path) == 200_000
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.text(max_size=40), min_size=1, max_size=8))
+def test_any_text_survives(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
+    """Line separators of Unicode inside a text don't split a record."""
+    path = tmp_path_factory.mktemp("j") / "j.jsonl"
+    records = [failure(i, text + "\u2028\x85") for i, text in enumerate(texts)]
+    append_all(path, records)
+    assert list(read_journal(path, Failure)) == records
+
+
+def test_records_that_wait_together_are_committed_together(tmp_path: Path) -> None:
+    """A hundred appends at once are all durable when each call returns."""
+    path = tmp_path / "j.jsonl"
+
+    async def work() -> None:
+        async with Journal(path) as journal:
+            await asyncio.gather(*(journal.append(failure(i)) for i in range(100)))
+            assert len(list(read_journal(path, Failure))) == 100
+
+    asyncio.run(work())
+
+
+def test_closing_writes_what_still_waits(tmp_path: Path) -> None:
+    """A caller that was cancelled while its record waited doesn't take the record with it."""
+    path = tmp_path / "j.jsonl"
+
+    async def work() -> None:
+        async with Journal(path) as journal:
+            waiting = asyncio.create_task(journal.append(failure(1)))
+            await asyncio.sleep(0)
+            waiting.cancel()
+
+    asyncio.run(work())
+    assert list(read_journal(path, Failure)) == [failure(1)]
+
+
+@pytest.mark.timeout(10)
+def test_a_full_disk_is_an_error_that_names_the_file_and_never_hangs() -> None:
+    """Every waiting append fails with DiskError when the device has no space."""
+
+    async def work() -> list[BaseException | None]:
+        async with Journal(Path("/dev/full")) as journal:
+            return await asyncio.gather(
+                *(journal.append(failure(i)) for i in range(3)), return_exceptions=True
+            )
+
+    with pytest.raises(DiskError, match=r"/dev/full: No space left on device\. All records before are safe"):
+        asyncio.run(work())
+
+
+def test_a_line_that_is_no_record_is_named(tmp_path: Path) -> None:
+    """File, line number and what is wrong stand in the error."""
+    path = tmp_path / "j.jsonl"
+    write_journal(path, [failure(1)])
+    with path.open("ab") as file:
+        file.write(b'{"seed_id": 3}\n')
+    with pytest.raises(ArtifactError, match=r"j\.jsonl:2: not a Failure: Expected `str`, got `int`"):
+        list(read_journal(path, Failure))
+
+
+def test_a_record_of_another_schema_version_is_refused(tmp_path: Path) -> None:
+    """A journal of a later release isn't misread."""
+    path = tmp_path / "j.jsonl"
+    write_journal(path, [failure(1)])
+    path.write_bytes(path.read_bytes().replace(b'"attempts":1', b'"attempts":1,"schema_version":2'))
+    with pytest.raises(ArtifactError, match="schema_version 2, this release reads 1"):
+        list(read_journal(path, Failure))

@@ -1,0 +1,105 @@
+"""Attention of the training-time test against a loop written from its definition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from eagle.attention import Starts, masked_attention, rotary_tables, rotate, ttt_attention, ttt_mask
+
+Attention = Callable[..., torch.Tensor]
+
+
+def naive(
+    q_NAD: torch.Tensor,
+    k_TGD: torch.Tensor,
+    v_TGD: torch.Tensor,
+    later_k_SNGD: torch.Tensor,
+    later_v_SNGD: torch.Tensor,
+    slots_N: torch.Tensor,
+    starts: Starts,
+) -> torch.Tensor:
+    """For each slot and head: softmax over its document up to itself and over its own later entries."""
+    groups = q_NAD.shape[1] // k_TGD.shape[1]
+    rows = []
+    for n, t in enumerate(slots_N.tolist()):
+        start = max(s for s in starts if s <= t)
+        heads = []
+        for a in range(q_NAD.shape[1]):
+            g = a // groups
+            keys = torch.cat((k_TGD[start : t + 1, g], later_k_SNGD[:, n, g]))
+            values = torch.cat((v_TGD[start : t + 1, g], later_v_SNGD[:, n, g]))
+            scores = keys @ q_NAD[n, a] / q_NAD.shape[-1] ** 0.5
+            heads.append(scores.softmax(-1) @ values)
+        rows.append(torch.stack(heads))
+    return torch.stack(rows)
+
+
+def inputs(
+    later: int, heads: int, kv_heads: int, dtype: torch.dtype = torch.float64
+) -> tuple[list[torch.Tensor], torch.Tensor, Starts]:
+    generator = torch.Generator().manual_seed(later)
+    slots_N = torch.tensor([1, 2, 3, 6, 9, 10])
+    starts = (0, 4, 5, 11)
+    shapes = [(6, heads, 8), (11, kv_heads, 8), (11, kv_heads, 8)] + [(later, 6, kv_heads, 8)] * 2
+    tensors = [torch.randn(s, generator=generator, dtype=dtype).requires_grad_() for s in shapes]
+    return tensors, slots_N, starts
+
+
+@pytest.mark.parametrize("attention", [ttt_attention, masked_attention], ids=["merged", "masked"])
+@pytest.mark.parametrize("later", [0, 1, 3])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2), (6, 1)])
+def test_equals_the_loop(attention: Attention, later: int, heads: int, kv_heads: int) -> None:
+    """Output and every gradient equal the naive loop's, with shared key-value heads too."""
+    tensors, slots_N, starts = inputs(later, heads, kv_heads)
+    expected = naive(*tensors, slots_N, starts)
+    upstream = torch.randn(expected.shape, dtype=expected.dtype, generator=torch.Generator().manual_seed(9))
+    expected_grads = torch.autograd.grad(expected, tensors, upstream, allow_unused=True)
+    found = attention(*tensors, slots_N, starts)
+    found_grads = torch.autograd.grad(found, tensors, upstream)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    for grad, expected_grad in zip(found_grads, expected_grads, strict=True):
+        want = torch.zeros_like(grad) if expected_grad is None else expected_grad
+        torch.testing.assert_close(grad, want, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)], ids=["float32", "bfloat16"]
+)
+def test_holds_in_training_precision(dtype: torch.dtype, tolerance: float) -> None:
+    """In float32 and bfloat16 it stays within that type's rounding of the float64 loop."""
+    tensors, slots_N, starts = inputs(2, 4, 2)
+    expected = naive(*tensors, slots_N, starts)
+    upstream = torch.ones_like(expected)
+    expected_grads = torch.autograd.grad(expected, tensors, upstream)
+    low = [t.detach().to(dtype).requires_grad_() for t in tensors]
+    found = ttt_attention(*low, slots_N, starts)
+    found_grads = torch.autograd.grad(found, low, upstream.to(dtype))
+    assert found.dtype is dtype
+    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
+    for grad, want in zip(found_grads, expected_grads, strict=True):
+        torch.testing.assert_close(grad.double(), want, rtol=4 * tolerance, atol=4 * tolerance)
+
+
+def test_gradcheck() -> None:
+    """Numerical differentiation agrees with the hand-written backward."""
+    tensors, slots_N, starts = inputs(2, 2, 1)
+    assert torch.autograd.gradcheck(lambda *t: ttt_attention(*t, slots_N, starts), tensors)
+
+
+def test_mask_is_causal_then_diagonal() -> None:
+    """Slots 1 and 2 of a three-token document, two later steps: the table of what each may see."""
+    expected = [
+        [1, 1, 0, 1, 0, 1, 0],
+        [1, 1, 1, 0, 1, 0, 1],
+    ]
+    assert ttt_mask(torch.tensor([1, 2]), 3, 2).int().tolist() == expected
+
+
+def test_rotary_turns_halves_by_position_times_frequency() -> None:
+    """With head size 4 and theta 100, position 2 turns (x0, x2) by 2 rad and (x1, x3) by 0.2 rad."""
+    cos, sin = rotary_tables(torch.tensor([2]), 4, 100.0, torch.float32)
+    turned = rotate(torch.tensor([[[1.0, 1.0, 0.0, 0.0]]]), cos, sin)
+    torch.testing.assert_close(turned, torch.tensor([[[-0.41614684, 0.98006658, 0.90929743, 0.19866933]]]))

@@ -1,0 +1,123 @@
+"""The direction of imports, by reading the source: data flows one way, nothing imports upward."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+# Every module of both packages, lowest first. A module imports only modules above it in this list;
+# `eagle` imports of synthgen only errors, corpus and client; `synthgen` never imports eagle or torch.
+ORDER = """
+synthgen
+synthgen.errors
+synthgen.corpus
+synthgen.corpus.files
+synthgen.corpus.records
+synthgen.corpus.samples
+synthgen.corpus.journal
+synthgen.corpus.manifest
+synthgen.corpus.config
+synthgen.corpus.settings
+synthgen.corpus.verifier_config
+synthgen.corpus.console
+synthgen.client
+synthgen.client.control
+synthgen.client.api
+synthgen.client.launch
+synthgen.seeds
+synthgen.traces
+synthgen.harness
+synthgen.generate
+synthgen.run
+synthgen.__main__
+eagle
+eagle.taps
+eagle.verifier
+eagle.shards
+eagle.sampling_guard
+eagle.connector
+eagle.extract
+eagle.vocab
+eagle.attention
+eagle.draft
+eagle.batches
+eagle.loss
+eagle.optim
+eagle.checkpoint
+eagle.train
+eagle.export
+eagle.accept
+eagle.__main__
+""".split()
+
+HEAVY = {"torch", "transformers", "vllm", "datasets"}
+SHARED = ("synthgen.errors", "synthgen.corpus", "synthgen.client")
+
+
+def modules() -> dict[str, Path]:
+    """Every module of both packages, by name."""
+    found = {}
+    for package in ("synthgen", "eagle"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            found[name.removesuffix(".__init__")] = path
+    return found
+
+
+def imports(path: Path) -> Iterator[tuple[str, bool]]:
+    """Each imported module of a file, and whether the import stands at the top level."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    inner = {n for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for n in ast.walk(f)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node not in inner
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or "", node not in inner
+
+
+def test_the_list_names_every_module() -> None:
+    """A new module has a place in the order before it is merged."""
+    assert sorted(ORDER) == sorted(modules())
+
+
+def test_a_module_imports_only_modules_above_it() -> None:
+    """No module imports one that stands below it, so there is no cycle."""
+    for name, path in modules().items():
+        for target, _ in imports(path):
+            if target in ORDER:
+                assert ORDER.index(target) < ORDER.index(name), f"{name} imports {target}, which is below it"
+
+
+def test_synthgen_needs_neither_torch_nor_eagle() -> None:
+    """The harness installs and runs without the trainer."""
+    for name, path in modules().items():
+        if name.startswith("synthgen"):
+            roots = {target.split(".")[0] for target, _ in imports(path)}
+            assert not roots & (HEAVY | {"eagle"}), name
+
+
+def test_eagle_takes_only_the_contract_and_the_client_from_synthgen() -> None:
+    """Of synthgen the trainer sees records, settings, errors and the server client."""
+    for name, path in modules().items():
+        if name.startswith("eagle"):
+            for target, _ in imports(path):
+                if target.startswith("synthgen"):
+                    assert target.startswith(SHARED), f"{name} imports {target}"
+
+
+def test_only_the_connector_imports_vllm_and_nothing_imports_the_connector() -> None:
+    """vLLM is another process: it loads the connector by name."""
+    for name, path in modules().items():
+        targets = {target for target, _ in imports(path)}
+        assert name == "eagle.connector" or not any(t.split(".")[0] == "vllm" for t in targets), name
+        assert "eagle.connector" not in targets, name
+
+
+def test_no_import_stands_inside_a_function() -> None:
+    """Imports at the top, so that the order above is the whole truth."""
+    for name, path in modules().items():
+        assert all(top for _, top in imports(path)), name
