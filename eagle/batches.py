@@ -14,8 +14,7 @@ from __future__ import annotations
 import enum
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -57,7 +56,8 @@ class Document:
     next_kind_T: torch.Tensor
 
 
-class Position(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Position:
     """Where a batch stands in the data: its epoch and its number there, both from 0."""
 
     epoch: int
@@ -79,6 +79,11 @@ class Batch:
     starts: Starts
     sample_ids: tuple[str, ...]
     position: Position
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on `device`."""
+        names = ("token_ids_T", "aux_T3H", "final_TH", "next_kind_T")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,15 +180,6 @@ def batches(documents: list[Document], plans: list[list[list[int]]], start: Posi
             yield pack([documents[n] for n in plans[epoch][index]], Position(epoch, index))
 
 
-def positions_after(plans: list[list[list[int]]], steps: int) -> Position:
-    """Where the data stands once `steps` batches were used."""
-    for epoch, plan in enumerate(plans):
-        if steps < len(plan):
-            return Position(epoch, steps)
-        steps -= len(plan)
-    return Position(len(plans), 0)
-
-
 def find_targets(batch: Batch, steps: int) -> Targets:
     """The targets of a batch and the slots that predict them at each of `steps` steps."""
     within_T = positions_of(batch.starts, batch.token_ids_T.device)
@@ -191,7 +187,7 @@ def find_targets(batch: Batch, steps: int) -> Targets:
     back_S1 = torch.arange(1, steps + 1, device=targets_P.device)[:, None]
     slot_SP = targets_P - back_S1
     valid_SP = within_T[targets_P] >= back_S1
-    slots_N = slot_SP[valid_SP].unique()
+    slots_N = torch.unique(slot_SP[valid_SP])
     row_SP = torch.searchsorted(slots_N, slot_SP).clamp(max=max(len(slots_N) - 1, 0))
     return Targets(slots_N=slots_N, targets_P=targets_P, row_SP=row_SP, valid_SP=valid_SP)
 

@@ -89,7 +89,7 @@ def target_logits(verifier: VerifierHead, final_PH: torch.Tensor) -> TargetLogit
     """
     rows = max(1, CHUNK_LOGITS // len(verifier.head_VH))
     pruned, inside = [], []
-    for chunk_PH in final_PH.split(rows):
+    for chunk_PH in torch.split(final_PH, rows):
         normed_PH = F.rms_norm(chunk_PH.float(), chunk_PH.shape[-1:], verifier.norm_H, verifier.eps)
         logits_PV = F.linear(normed_PH.to(verifier.head_VH.dtype), verifier.head_VH)
         logits_PK = logits_PV.index_select(1, verifier.target_ids_K)

@@ -6,19 +6,18 @@ Axes: V the verifier's vocabulary, K the draft's.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from eagle.shards import read_index
-from eagle.verifier import read_shape
+from eagle.extract import samples_of
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.files import written_aside
-from synthgen.corpus.journal import read_journal
 from synthgen.corpus.manifest import (
     Manifest,
     digest,
@@ -28,8 +27,8 @@ from synthgen.corpus.manifest import (
     require_manifest,
     write_manifest,
 )
-from synthgen.corpus.records import Sample, SpanKind, Trace
-from synthgen.corpus.samples import sample_of
+from synthgen.corpus.records import Sample, SpanKind
+from synthgen.corpus.verifier_config import read_shape
 from synthgen.errors import ArtifactError, ConfigError
 
 FILE_NAME = "vocab.safetensors"
@@ -122,7 +121,7 @@ def load_vocab(directory: Path) -> VocabMap:
     """Read back what `save_vocab` wrote. Raises ArtifactError when it isn't there or isn't that."""
     path = directory / FILE_NAME
     if not path.exists():
-        raise ArtifactError(f"{path} is missing: run `eagle vocab` first")
+        raise ArtifactError(f"{path} is missing: run `eagle vocab CONFIG` first")
     try:
         tensors = load_file(path)
         return VocabMap(tensors["t2d"], tensors["d2t"])
@@ -130,31 +129,47 @@ def load_vocab(directory: Path) -> VocabMap:
         raise ArtifactError(f"{path}: damaged: {error}. Remove {directory} to make it anew") from error
 
 
-def extracted_samples(config: RunConfig) -> Iterator[Sample]:
-    """The corpus' samples whose states were extracted, in the corpus' order."""
-    extracted = {i for entry in read_index(config.states_path) for i in entry.sample_ids}
-    for trace in read_journal(config.corpus_path / "traces.jsonl", Trace):
-        sample = sample_of(trace)
-        if sample.id in extracted:
-            yield sample
+def require_states(config: RunConfig) -> Manifest:
+    """The manifest of the run's complete hidden states.
+
+    Raises ArtifactError when they are missing, of another verifier, or of other layers.
+    """
+    states = require_manifest(config.states_path, "eagle extract CONFIG")
+    layers = [*config.extract.aux_layers, read_shape(Path(config.verifier.model)).num_layers]
+    wanted = {
+        "verifier": {"model": config.verifier.model, "revision": config.verifier.revision},
+        "taps": states.settings["taps"] | {"ids": layers},
+        "max_seq_tokens": config.extract.max_seq_tokens,
+    }
+    require_fit(config.states_path, states, settings=states.settings | wanted, inputs=states.inputs)
+    return states
+
+
+def vocab_settings(config: RunConfig) -> dict[str, Any]:
+    """What the draft vocabulary depends on."""
+    return {"size": config.vocab.size, "verifier": config.verifier.model}
+
+
+def digest_of(manifest: Manifest) -> str:
+    """What names an artifact as an input of the next stage: its own inputs and figures."""
+    return digest([manifest.inputs, manifest.figures])
 
 
 def make_vocab(config: RunConfig) -> Manifest:
     """Choose the draft vocabulary from the extracted samples; leave a complete, fitting one as it is."""
     started = time.monotonic()
-    states = require_manifest(config.states_path, "eagle extract")
-    settings = {"size": config.vocab.size, "verifier": config.verifier.model}
-    inputs = {"states": digest((states.inputs, states.figures))}
+    settings = vocab_settings(config)
+    inputs = {"states": digest_of(require_states(config))}
     found = read_manifest(config.vocab_path)
     if found is not None:
         require_fit(config.vocab_path, found, settings=settings, inputs=inputs)
         if found.complete:
             return found
-    samples = list(extracted_samples(config))
+    samples = samples_of(config)
     counts_V = count_supervised(samples, read_shape(Path(config.verifier.model)).vocab_size)
     if not counts_V.any():
         raise ArtifactError(
-            f"{config.corpus_path}: none of the {len(samples)} extracted samples has a supervised token: "
+            f"{config.corpus_path}: none of the {len(samples)} samples has a supervised token: "
             f"generate traces and extract their states first"
         )
     vocab = build_vocab(counts_V, config.vocab.size)

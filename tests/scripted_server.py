@@ -49,6 +49,7 @@ class ScriptedServer:
         self.most_running = 0
         self.healthy = True
         self.counters = ""
+        self.tokenizer_suffix: list[int] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -105,7 +106,7 @@ class ScriptedServer:
         body = await request.json()
         known = {"</think>": [THINK_END], "<|tool_calls_section_begin|>": [TOOL_SECTION]}
         text = body.get("prompt") or str(body["messages"])
-        return web.json_response({"tokens": known.get(text, list(text.encode()))})
+        return web.json_response({"tokens": known.get(text, [*text.encode(), *self.tokenizer_suffix])})
 
     async def _version(self, request: web.Request) -> web.Response:
         return web.json_response({"version": "0.0.scripted"})

@@ -10,48 +10,48 @@ ROOT = Path(__file__).parent.parent
 
 # Every module of both packages, lowest first. A module imports only modules above it in this list;
 # `eagle` imports of synthgen only errors, corpus and client; `synthgen` never imports eagle or torch.
-ORDER = """
-synthgen
-synthgen.errors
-synthgen.corpus
-synthgen.corpus.files
-synthgen.corpus.records
-synthgen.corpus.samples
-synthgen.corpus.journal
-synthgen.corpus.manifest
-synthgen.corpus.config
-synthgen.corpus.settings
-synthgen.corpus.verifier_config
-synthgen.corpus.console
-synthgen.client
-synthgen.client.control
-synthgen.client.api
-synthgen.client.launch
-synthgen.seeds
-synthgen.traces
-synthgen.harness
-synthgen.generate
-synthgen.run
-synthgen.__main__
-eagle
-eagle.taps
-eagle.verifier
-eagle.shards
-eagle.sampling_guard
-eagle.connector
-eagle.extract
-eagle.vocab
-eagle.attention
-eagle.draft
-eagle.batches
-eagle.loss
-eagle.optim
-eagle.checkpoint
-eagle.train
-eagle.export
-eagle.accept
-eagle.__main__
-""".split()
+ORDER = [
+    "synthgen",
+    "synthgen.errors",
+    "synthgen.corpus",
+    "synthgen.corpus.files",
+    "synthgen.corpus.records",
+    "synthgen.corpus.samples",
+    "synthgen.corpus.journal",
+    "synthgen.corpus.manifest",
+    "synthgen.corpus.config",
+    "synthgen.corpus.settings",
+    "synthgen.corpus.verifier_config",
+    "synthgen.corpus.console",
+    "synthgen.client",
+    "synthgen.client.control",
+    "synthgen.client.api",
+    "synthgen.client.launch",
+    "synthgen.seeds",
+    "synthgen.traces",
+    "synthgen.harness",
+    "synthgen.generate",
+    "synthgen.run",
+    "synthgen.__main__",
+    "eagle",
+    "eagle.taps",
+    "eagle.verifier",
+    "eagle.shards",
+    "eagle.sampling_guard",
+    "eagle.connector",
+    "eagle.extract",
+    "eagle.vocab",
+    "eagle.attention",
+    "eagle.draft",
+    "eagle.batches",
+    "eagle.loss",
+    "eagle.optim",
+    "eagle.checkpoint",
+    "eagle.train",
+    "eagle.export",
+    "eagle.accept",
+    "eagle.__main__",
+]
 
 HEAVY = {"torch", "transformers", "vllm", "datasets"}
 SHARED = ("synthgen.errors", "synthgen.corpus", "synthgen.client")

@@ -20,9 +20,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1] / "prompts"))
+sys.path.insert(0, str(HERE.parents[1]))
 
-from problems import NAMES, WEEKDAYS, Problem, is_held_out, problems  # noqa: E402
+from prompts.problems import NAMES, WEEKDAYS, Problem, is_held_out, problems  # noqa: E402
 
 VOCAB_SIZE = 1536
 END_OF_TURN = "<|im_end|>"

@@ -15,9 +15,9 @@ from typing import Any
 
 import httpx
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "prompts"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from problems import DOMAINS, Problem, is_right, problems  # noqa: E402
+from prompts.problems import DOMAINS, Problem, is_right, problems  # noqa: E402
 
 
 @dataclass(frozen=True)

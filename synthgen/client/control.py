@@ -113,13 +113,12 @@ class Control:
     def __init__(self, base_url: str, api_key: str | None = None) -> None:
         self.base_url = base_url.rstrip("/")
         self.root_url = self.base_url.removesuffix("/v1")
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._http = httpx.Client(timeout=TIMEOUT_S, headers=headers, trust_env=False)
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     def is_healthy(self) -> bool:
         """Whether the server answers /health with 200."""
         try:
-            return self._http.get(f"{self.root_url}/health", timeout=5.0).status_code == 200
+            return httpx.get(f"{self.root_url}/health", timeout=5.0, trust_env=False).status_code == 200
         except httpx.HTTPError:
             return False
 
@@ -206,7 +205,9 @@ class Control:
 
     def _request(self, method: str, url: str, **arguments: Any) -> httpx.Response:
         try:
-            response = self._http.request(method, url, **arguments)
+            response = httpx.request(
+                method, url, headers=self._headers, timeout=TIMEOUT_S, trust_env=False, **arguments
+            )
         except httpx.HTTPError as error:
             raise ServerUnreachable(
                 f"nothing answers at {url}: {error or type(error).__name__}. Start the server "

@@ -1,0 +1,191 @@
+"""The draft as vLLM loads it: one safetensors file and a flat Llama config.
+
+Weights are bfloat16 under the names of vLLM's `LlamaForCausalLMEagle3`. The embedding is left out:
+vLLM shares the verifier's. Layer ids are vLLM's, and stand where it counts the aux states.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from eagle.checkpoint import checkpoints, load_progress, load_weights
+from eagle.draft import Draft, build_draft
+from eagle.taps import TapPoints
+from eagle.train import train_settings
+from eagle.verifier import read_weights
+from eagle.vocab import VocabMap, digest_of, load_vocab
+from synthgen.corpus.config import DraftConfig, RunConfig
+from synthgen.corpus.files import directory_written_aside
+from synthgen.corpus.manifest import Manifest, manifest_of, require_fit, require_manifest, write_manifest
+from synthgen.corpus.verifier_config import VerifierShape, read_shape
+from synthgen.errors import ArtifactError
+
+WEIGHTS = "model.safetensors"
+CONFIG = "config.json"
+ARCHITECTURE = "LlamaForCausalLMEagle3"
+
+
+def export(config: RunConfig, *, untrained: bool = False) -> Manifest:
+    """Export the run's trained draft, or the same draft before its first step; return the manifest.
+
+    Raises ArtifactError when training isn't complete, or was of another draft than the config's.
+    """
+    started = time.monotonic()
+    made = require_manifest(config.vocab_path, "eagle vocab CONFIG")
+    inputs = {"vocab": digest_of(made)}
+    model = Path(config.verifier.model)
+    vocab = load_vocab(config.vocab_path)
+    draft = build_draft(config.draft, read_weights(model), vocab, config.seed)
+    figures: dict[str, Any] = {"step": 0}
+    if not untrained:
+        trained = require_manifest(config.checkpoints_path, "eagle train CONFIG")
+        require_fit(
+            config.checkpoints_path, trained, settings=train_settings(config), inputs=trained.inputs | inputs
+        )
+        checkpoint = newest(config.checkpoints_path)
+        load_weights(checkpoint, draft)
+        inputs["checkpoints"] = digest_of(trained)
+        figures = {"step": load_progress(checkpoint).step, "trained": trained.figures}
+    out = config.untrained_path if untrained else config.export_path
+    shape = read_shape(model)
+    with directory_written_aside(out) as aside:
+        write_draft(aside, draft, vocab, shape, TapPoints(config.extract.aux_layers, shape.num_layers))
+        manifest = manifest_of(
+            "export",
+            settings=train_settings(config),
+            inputs=inputs,
+            figures=figures | {"bytes": (aside / WEIGHTS).stat().st_size},
+            seconds=time.monotonic() - started,
+        )
+        write_manifest(aside, manifest)
+    check_draft(out, shape)
+    return manifest
+
+
+def newest(directory: Path) -> Path:
+    """The last checkpoint. Raises ArtifactError when there is none."""
+    found = checkpoints(directory)
+    if not found:
+        raise ArtifactError(f"{directory} has no checkpoint: run `eagle train CONFIG` first")
+    return found[-1]
+
+
+def write_draft(
+    directory: Path, draft: Draft, vocab: VocabMap, shape: VerifierShape, taps: TapPoints
+) -> None:
+    """Write weights and config into an existing directory."""
+    tensors = {
+        name: weight.detach().to("cpu", torch.bfloat16).contiguous()
+        for name, weight in draft.named_parameters()
+    }
+    if vocab.size < shape.vocab_size:  # vLLM has no place for the map when there is nothing to map
+        tensors |= {"d2t": vocab.d2t_K, "t2d": vocab.t2d_V}
+    save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
+    content = draft_config(draft.config, vocab.size, shape, taps)
+    (directory / CONFIG).write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
+
+
+def draft_config(
+    draft: DraftConfig, vocab_size: int, shape: VerifierShape, taps: TapPoints
+) -> dict[str, Any]:
+    """The `config.json` of a draft with `vocab_size` tokens."""
+    return {
+        "architectures": [ARCHITECTURE],
+        "model_type": "llama",
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": draft.intermediate_size,
+        "num_hidden_layers": 1,
+        "num_attention_heads": draft.num_attention_heads,
+        "num_key_value_heads": draft.num_key_value_heads,
+        "head_dim": draft.head_dim,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "max_position_embeddings": draft.max_position_embeddings,
+        "rope_parameters": {"rope_type": "default", "rope_theta": draft.rope_theta},
+        "rope_theta": draft.rope_theta,
+        "rms_norm_eps": draft.rms_norm_eps,
+        "vocab_size": shape.vocab_size,
+        "draft_vocab_size": vocab_size,
+        "tie_word_embeddings": False,
+        "bos_token_id": shape.bos_token_id,
+        "eos_token_id": shape.eos_token_id,
+        "dtype": "bfloat16",
+        "torch_dtype": "bfloat16",
+        "norm_before_residual": draft.norm_before_residual,
+        "fc_norm": draft.fc_norm,
+        "norm_output": draft.norm_output,
+        "eagle_config": {
+            "eagle_aux_hidden_state_layer_ids": list(taps.aux),
+            "use_aux_hidden_state": True,
+        },
+    }
+
+
+def check_draft(directory: Path, shape: VerifierShape) -> None:
+    """Raise ArtifactError unless the draft in `directory` fits a verifier of this shape.
+
+    The message names the key or tensor, what is expected and what was found.
+    """
+    content = _read_config(directory)
+    wanted = {
+        "architectures": [ARCHITECTURE],
+        "hidden_size": shape.hidden_size,
+        "vocab_size": shape.vocab_size,
+    }
+    for key, value in wanted.items():
+        _require(directory / CONFIG, f"`{key}`", value, content.get(key))
+    ids = (content.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids") or []
+    if len(ids) != 3 or not 0 < ids[0] < ids[1] < ids[2] < shape.num_layers:
+        raise ArtifactError(
+            f"{directory / CONFIG}: `eagle_aux_hidden_state_layer_ids` is {ids}; expected three rising ids "
+            f"below the verifier's {shape.num_layers} layers, as vLLM counts them: "
+            f"export the draft of this run"
+        )
+    found = _shapes(directory / WEIGHTS)
+    for name, expected in _expected_shapes(content).items():
+        _require(directory / WEIGHTS, f"tensor `{name}`", expected, found.get(name, "missing"))
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode((directory / CONFIG).read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ArtifactError(
+            f"{directory / CONFIG}: can't be read: {error}. Run `eagle export CONFIG` again"
+        ) from error
+
+
+def _shapes(path: Path) -> dict[str, list[int]]:
+    try:
+        with safe_open(path, framework="pt") as tensors:
+            return {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise ArtifactError(f"{path}: can't be read: {error}. Run `eagle export CONFIG` again") from error
+
+
+def _expected_shapes(content: dict[str, Any]) -> dict[str, list[int]]:
+    """The tensors that a draft's own config asks for."""
+    config = msgspec.convert(
+        {k: content[k] for k in DraftConfig.__struct_fields__ if k in content}, DraftConfig
+    )
+    with torch.device("meta"):
+        draft = Draft(config, content["hidden_size"], content["draft_vocab_size"])
+    shapes = {name: list(weight.shape) for name, weight in draft.named_parameters()}
+    if content["draft_vocab_size"] < content["vocab_size"]:
+        shapes |= {"d2t": [content["draft_vocab_size"]], "t2d": [content["vocab_size"]]}
+    return shapes
+
+
+def _require(where: Path, what: str, expected: object, found: object) -> None:
+    if found != expected:
+        raise ArtifactError(
+            f"{where}: {what} is {found}; expected {expected} for this verifier: export the draft of this run"
+        )

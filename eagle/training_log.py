@@ -1,0 +1,144 @@
+"""What training says about itself: the metrics of a step, the lines of the log, the figures at the end."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from eagle.checkpoint import Progress
+from eagle.draft import Draft
+from eagle.loss import predicted_acceptance
+from synthgen.corpus.files import written_aside
+from synthgen.corpus.journal import read_journal
+from synthgen.corpus.records import Record
+
+LOG_NAME = "train_log.jsonl"
+END_SHARE = 0.1
+"""The first and the last tenth of the steps give the figures of the start and of the end."""
+
+
+class StepMetrics(Record, frozen=True, kw_only=True):
+    """What one update saw. Lists have one entry a training-time-test step."""
+
+    loss: float
+    grad_norm: float
+    losses: list[float]
+    hits: list[int]
+    targets: list[int]
+    """Supervised positions, those outside the draft vocabulary included: they count as misses."""
+    prefix_hits: list[int]
+    """Slots whose first k steps all hit, for k = 1.."""
+    prefix_slots: list[int]
+    first_hits_by_kind: dict[str, list[int]]
+    """Hits and targets of step 0, by what the predicted token is."""
+
+
+class LogLine(Record, frozen=True, kw_only=True):
+    """One line of the training log: the steps since the line before."""
+
+    step: int
+    steps: int
+    epoch: int
+    loss: float
+    losses: list[float]
+    accuracy: list[float]
+    """Share of targets at which the draft's most likely token is the verifier's, by step."""
+    accuracy_by_kind: dict[str, float]
+    acceptance_predicted: float
+    grad_norm: float
+    rate: float
+    targets: int
+    targets_per_s: float
+
+
+@dataclass(slots=True)
+class Window:
+    """The steps since the last log line."""
+
+    steps: list[StepMetrics] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
+
+
+def cut_log(path: Path, step: int) -> None:
+    """Drop the log's lines after `step`: those steps are done again."""
+    kept = [line for line in read_journal(path, LogLine) if line.step <= step]
+    with written_aside(path) as aside:
+        aside.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in kept))
+
+
+def log_line(window: Window, progress: Progress, rate: float) -> LogLine:
+    """The mean of the steps in `window`."""
+    steps = window.steps
+    seconds = time.monotonic() - window.started
+    targets = _sums([m.targets for m in steps])
+    kinds = {kind for m in steps for kind in m.first_hits_by_kind}
+    by_kind = {k: _sums([m.first_hits_by_kind.get(k, [0, 0]) for m in steps]) for k in sorted(kinds)}
+    return LogLine(
+        step=progress.step,
+        steps=len(steps),
+        epoch=progress.epoch,
+        loss=_mean([m.loss for m in steps]),
+        losses=[_mean(column) for column in zip(*(m.losses for m in steps), strict=True)],
+        accuracy=[h / max(t, 1) for h, t in zip(_sums([m.hits for m in steps]), targets, strict=True)],
+        accuracy_by_kind={kind: hits / count for kind, (hits, count) in by_kind.items()},
+        acceptance_predicted=predicted_acceptance(
+            torch.tensor(_sums([m.prefix_hits for m in steps])),
+            torch.tensor(_sums([m.prefix_slots for m in steps])),
+        ),
+        grad_norm=_mean([m.grad_norm for m in steps]),
+        rate=rate,
+        targets=targets[0],
+        targets_per_s=targets[0] / seconds,
+    )
+
+
+def note_of(line: LogLine) -> str:
+    """What stands behind the progress bar."""
+    return (
+        f"loss {line.loss:.3f}, predicted acceptance {line.acceptance_predicted:.2f}, "
+        f"{line.targets_per_s:,.0f} supervised tok/s"
+    )
+
+
+def figures_of(lines: list[LogLine], progress: Progress, draft: Draft) -> dict[str, Any]:
+    """What the manifest states: means over the first and the last tenth of the steps."""
+    first = _ending_within(lines, progress.step * END_SHARE)
+    last = _ending_within(lines[::-1], progress.step * END_SHARE)
+    targets = sum(line.targets for line in last)
+
+    def over_targets(values: list[float]) -> float:
+        return sum(v * line.targets for v, line in zip(values, last, strict=True)) / targets
+
+    return {
+        "steps": progress.step,
+        "loss_first": _mean([line.loss for line in first]),
+        "loss_last": _mean([line.loss for line in last]),
+        "first_and_last_are_over": f"{END_SHARE:.0%} of the steps each",
+        "acceptance_predicted": over_targets([line.acceptance_predicted for line in last]),
+        "accuracy": [over_targets(list(c)) for c in zip(*(line.accuracy for line in last), strict=True)],
+        "supervised_tokens": progress.targets,
+        "supervised_tokens_per_s": progress.targets / progress.seconds,
+        "parameters": sum(p.numel() for p in draft.parameters()),
+        "parameters_trained": sum(p.numel() for p in draft.parameters() if p.requires_grad),
+    }
+
+
+def _ending_within(lines: list[LogLine], steps: float) -> list[LogLine]:
+    """The lines from the front that cover at least `steps` steps."""
+    covered = list(itertools.accumulate(line.steps for line in lines))
+    return lines[: 1 + sum(count < steps for count in covered[:-1])]
+
+
+def _sums(rows: list[list[int]]) -> list[int]:
+    return [sum(column) for column in zip(*rows, strict=True)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,108 @@
+"""Control calls: who the server is, and what it counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from synthgen.client.control import Control, SpecCounters
+from synthgen.corpus.config import VerifierConfig
+from synthgen.errors import ServerError, ServerMismatch, ServerUnreachable
+from tests.scripted_server import MODEL, ScriptedServer
+
+METRICS = """\
+# HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
+vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} 10.0
+vllm:spec_decode_num_drafts_created{engine="0",model_name="m"} 1.7e+09
+vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="m"} 30.0
+vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 14.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="0"} 8.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="1"} 4.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="2"} 2.0
+"""
+
+
+def verifier(**changes: object) -> VerifierConfig:
+    """A verifier section that fits the scripted server."""
+    fields: dict[str, object] = {
+        "model": "x",
+        "revision": None,
+        "served_name": MODEL,
+        "think_end": "</think>",
+        "tool_section": None,
+        "trust_remote_code": False,
+    }
+    return VerifierConfig(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def test_counters_are_read_with_their_positions(server: ScriptedServer) -> None:
+    """Totals and positions; `_created` lines are no counters. 1 + 14 / 10 tokens a step."""
+    server.counters = METRICS
+    counters = Control(server.base_url).spec_counters()
+    assert counters == SpecCounters(
+        drafts=10.0, draft_tokens=30.0, accepted=14.0, accepted_by_position=(8.0, 4.0, 2.0)
+    )
+    assert counters.acceptance_length == 2.4
+    assert counters.rate_by_position == [0.8, 0.4, 0.2]
+
+
+def test_what_was_counted_since_is_the_difference() -> None:
+    """Before and after a burst."""
+    before = SpecCounters(drafts=10.0, draft_tokens=30.0, accepted=14.0, accepted_by_position=(8.0, 6.0))
+    after = SpecCounters(drafts=14.0, draft_tokens=42.0, accepted=20.0, accepted_by_position=(12.0, 8.0))
+    assert after.since(before) == SpecCounters(
+        drafts=4.0, draft_tokens=12.0, accepted=6.0, accepted_by_position=(4.0, 2.0)
+    )
+    with pytest.raises(ServerError, match="restarted meanwhile"):
+        before.since(after)
+
+
+def test_parts_add_up() -> None:
+    """Domains are counted apart and reported together."""
+    part = SpecCounters(drafts=4.0, draft_tokens=12.0, accepted=6.0, accepted_by_position=(4.0, 2.0))
+    assert SpecCounters.total([part, part]).accepted_by_position == (8.0, 4.0)
+    assert SpecCounters.total([part, part]).acceptance_length == 2.5
+
+
+def test_no_drafts_is_no_acceptance_length() -> None:
+    """Replies of a token or two draft nothing; that isn't a length of 1."""
+    nothing = SpecCounters(drafts=0.0, draft_tokens=0.0, accepted=0.0, accepted_by_position=())
+    with pytest.raises(ServerError, match="counted no drafts"):
+        _ = nothing.acceptance_length
+
+
+def test_a_server_without_a_draft_is_named(server: ScriptedServer) -> None:
+    """Acceptance can't be read where nothing is drafted."""
+    with pytest.raises(ServerMismatch, match="runs without a draft"):
+        Control(server.base_url).spec_counters()
+
+
+def test_nobody_there_says_how_to_start_one(server: ScriptedServer) -> None:
+    """A dead server is one clear line."""
+    with pytest.raises(
+        ServerUnreachable, match=r"nothing answers at http://127\.0\.0\.1:9/v1/models.*synthgen serve"
+    ):
+        Control("http://127.0.0.1:9/v1").models()
+    assert not Control("http://127.0.0.1:9/v1").is_healthy()
+
+
+def test_another_model_is_named_with_what_is_served(server: ScriptedServer) -> None:
+    """Both names stand in the error."""
+    with pytest.raises(ServerMismatch, match="serves 'scripted', not 'kimi'"):
+        Control(server.base_url).require_model("kimi")
+
+
+def test_boundary_tokens_are_resolved_by_name(server: ScriptedServer) -> None:
+    """Ids come from the server's tokenizer; a text of several tokens is refused."""
+    control = Control(server.base_url)
+    assert control.markers(verifier()).think_end == 900
+    assert control.markers(verifier(think_end=None)).think_end is None
+    with pytest.raises(ServerMismatch, match=r"verifier\.think_end '</thinking>' is 11 tokens"):
+        control.markers(verifier(think_end="</thinking>"))
+
+
+def test_a_fingerprint_tells_servers_apart(server: ScriptedServer) -> None:
+    """Equal servers have equal digests; the model's name is part of it."""
+    control = Control(server.base_url)
+    found = control.fingerprint(MODEL)
+    assert (found.model, found.max_model_len, found.engine) == (MODEL, 1024, "vllm 0.0.scripted")
+    assert control.fingerprint(MODEL).digest == found.digest

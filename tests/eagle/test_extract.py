@@ -1,0 +1,53 @@
+"""Extraction: only a sample's own, finite states of the right size count."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from eagle.extract import check_states, take_states
+from synthgen.corpus.records import Sample
+from synthgen.errors import ArtifactError
+
+SAMPLE = Sample(id="s-0", domain="d", token_ids=(5, 6, 7), spans=())
+
+
+def test_a_samples_own_states_are_kept() -> None:
+    """Ids, shape and values as they came."""
+    states = torch.ones(3, 4, 8)
+    found = check_states(SAMPLE, torch.tensor([5, 6, 7]), states, 8)
+    assert found.sample_id == "s-0"
+    assert torch.equal(found.states_T4H, states)
+
+
+@pytest.mark.parametrize(
+    ("ids", "states", "message"),
+    [
+        ([5, 6, 8], torch.ones(3, 4, 8), "are of other token ids"),
+        ([5, 6], torch.ones(2, 4, 8), "are of other token ids"),
+        ([5, 6, 7], torch.ones(3, 3, 8), r"states are \(3, 3, 8\), expected \[T, 4, 8\]"),
+        ([5, 6, 7], torch.ones(3, 4, 9), r"states are \(3, 4, 9\), expected \[T, 4, 8\]"),
+        ([5, 6, 7], torch.full((3, 4, 8), float("nan")), "not finite"),
+    ],
+)
+def test_anything_else_is_refused(ids: list[int], states: torch.Tensor, message: str) -> None:
+    """Other ids, a cut, another number of taps, another model, a NaN."""
+    with pytest.raises(ArtifactError, match=message):
+        check_states(SAMPLE, torch.tensor(ids), states, 8)
+
+
+def test_a_spool_file_is_taken_once(tmp_path: Path) -> None:
+    """Read and removed."""
+    save_file({"token_ids": torch.tensor([1]), "states": torch.zeros(1, 4, 2)}, tmp_path / "f.safetensors")
+    assert take_states(tmp_path / "f.safetensors")["token_ids"].tolist() == [1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_spool_file_is_named(tmp_path: Path) -> None:
+    """It can't be a half-written one, those have another name."""
+    (tmp_path / "f.safetensors").write_bytes(b"12345678901234567890")
+    with pytest.raises(ArtifactError, match=r"f\.safetensors: damaged"):
+        take_states(tmp_path / "f.safetensors")

@@ -1,0 +1,191 @@
+"""The harness through its stage: bounded, durable, resumable. Against a real HTTP server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from synthgen.corpus.config import RunConfig
+from synthgen.corpus.journal import read_journal
+from synthgen.corpus.manifest import read_manifest
+from synthgen.corpus.records import Failure, FailureKind, SeedPrompt, Trace
+from synthgen.errors import ArtifactError, ServerMismatch, ServerUnreachable
+from synthgen.generate import generate
+from tests.scripted_server import ScriptedServer, chat_reply
+
+
+def traces(config: RunConfig) -> list[Trace]:
+    """What the journal holds."""
+    return list(read_journal(config.traces_path, Trace))
+
+
+def asked(server: ScriptedServer) -> list[str]:
+    """The prompts the server was asked, in order."""
+    return [body["messages"][0]["content"] for body in server.requests]
+
+
+def test_every_prompt_gets_one_trace(server: ScriptedServer, scripted_config: RunConfig) -> None:
+    """Twelve prompts, twelve traces, two held out and never sent."""
+    manifest = generate(scripted_config)
+    heldout = list(read_journal(scripted_config.heldout_path, SeedPrompt))
+    assert manifest.figures["traces"] == len(traces(scripted_config)) == len(server.requests) == 12
+    assert (manifest.figures["thinking_tokens"], manifest.figures["response_tokens"]) == (24, 24)
+    assert manifest.complete
+    assert not {p.messages[0].content for p in heldout} & set(asked(server))
+
+
+def test_a_request_asks_for_ids_and_says_how_to_sample(
+    server: ScriptedServer, scripted_config: RunConfig
+) -> None:
+    """The body is what vLLM expects, sampling as configured."""
+    generate(scripted_config)
+    body = server.requests[0]
+    assert body["return_token_ids"] is True
+    assert body["chat_template_kwargs"] == {"thinking": True}
+    assert (body["temperature"], body["top_p"], body["max_tokens"]) == (0.7, 1.0, 384)
+    assert body["messages"] == [{"role": "user", "content": body["messages"][0]["content"]}]
+
+
+def test_no_more_requests_run_than_allowed(server: ScriptedServer, scripted_config: RunConfig) -> None:
+    """The server counts at most four at once, and four are reached."""
+
+    async def slow(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        await asyncio.sleep(0.05)
+        return web.json_response(chat_reply())
+
+    server.handler = slow
+    generate(scripted_config)
+    assert server.most_running == 4
+
+
+def test_a_complete_corpus_sends_nothing(server: ScriptedServer, scripted_config: RunConfig) -> None:
+    """Running again is free."""
+    generate(scripted_config)
+    generate(scripted_config)
+    assert len(server.requests) == 12
+
+
+def test_a_failed_row_is_a_record_and_the_next_run_sends_only_that(
+    server: ScriptedServer, scripted_config: RunConfig
+) -> None:
+    """One refused prompt doesn't stop the others; what it was stands in failures.jsonl."""
+
+    async def refuse_one(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if body["messages"][0]["content"] == asked(server)[0]:
+            return web.Response(status=400, text="too long")
+        return web.json_response(chat_reply())
+
+    server.handler = refuse_one
+    manifest = generate(scripted_config)
+    (failure,) = read_journal(scripted_config.failures_path, Failure)
+    assert (manifest.figures["traces"], manifest.figures["failures"]) == (11, 1)
+    assert (failure.kind, failure.message, failure.attempts) == (FailureKind.REJECTED, "400: too long", 1)
+    refused = asked(server)[0]
+    server.requests.clear()
+    server.handler = server._answer
+    assert generate(scripted_config).figures["traces"] == 12
+    assert asked(server) == [refused]
+
+
+def test_a_server_that_goes_away_stops_the_run_and_loses_nothing(
+    server: ScriptedServer, scripted_config: RunConfig
+) -> None:
+    """Replies before are kept; going on later completes the same set, each prompt once."""
+
+    async def die_after_five(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if len(server.requests) > 5:
+            server.healthy = False
+            assert request.transport is not None
+            request.transport.close()
+        return web.json_response(chat_reply())
+
+    server.handler = die_after_five
+    with pytest.raises(ServerUnreachable, match=r"stopped answering .* run the same command again to go on"):
+        generate(scripted_config)
+    kept = traces(scripted_config)
+    found = read_manifest(scripted_config.corpus_path)
+    assert 1 <= len(kept) <= 5
+    assert found is not None
+    assert not found.complete
+    server.healthy, server.handler = True, server._answer
+    generate(scripted_config)
+    keys = [trace.key for trace in traces(scripted_config)]
+    assert len(keys) == len(set(keys)) == 12
+
+
+@pytest.mark.timeout(30)
+def test_ctrl_c_keeps_what_was_answered(server: ScriptedServer, scripted_config: RunConfig) -> None:
+    """An interrupt in the middle ends the call; every reply before it is in the journal, whole."""
+
+    async def interrupt_later(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if len(server.requests) == 6:
+            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+        if len(server.requests) >= 6:
+            await asyncio.sleep(10)
+        return web.json_response(chat_reply())
+
+    server.handler = interrupt_later
+    with pytest.raises(KeyboardInterrupt):
+        generate(scripted_config)
+    assert len(traces(scripted_config)) == 5
+    server.handler = server._answer
+    assert generate(scripted_config).figures["traces"] == 12
+
+
+def test_another_server_is_refused_for_the_same_corpus(
+    server: ScriptedServer, scripted_config: RunConfig
+) -> None:
+    """A corpus has one model, template and tokenizer; the tokenizer changed here."""
+    config = msgspec.structs.replace(
+        scripted_config, prompts=msgspec.structs.replace(scripted_config.prompts, limit=4)
+    )
+    generate(config)
+
+    server.tokenizer_suffix = [7]
+    with pytest.raises(ArtifactError, match=r"was made with inputs\.server = '\w+', this run has '\w+'"):
+        generate(scripted_config)
+    assert len(traces(scripted_config)) == 4
+
+
+def test_other_sampling_is_refused_for_the_same_corpus(scripted_config: RunConfig) -> None:
+    """The field and both values are named."""
+    generate(scripted_config)
+    hotter = msgspec.structs.replace(
+        scripted_config, generate=msgspec.structs.replace(scripted_config.generate, temperature=1.0)
+    )
+    with pytest.raises(ArtifactError, match=r"settings\.sampling\.temperature = 0\.7, this run has 1\.0"):
+        generate(hotter)
+
+
+def test_a_dead_server_or_another_model_is_refused_before_anything_is_sent(
+    server: ScriptedServer, scripted_config: RunConfig
+) -> None:
+    """The two first mistakes of a new user."""
+    other = msgspec.structs.replace(
+        scripted_config, verifier=msgspec.structs.replace(scripted_config.verifier, served_name="kimi")
+    )
+    with pytest.raises(ServerMismatch, match="serves 'scripted', not 'kimi'"):
+        generate(other)
+    dead = msgspec.structs.replace(
+        scripted_config,
+        server=msgspec.structs.replace(scripted_config.server, base_url="http://127.0.0.1:9/v1"),
+    )
+    with pytest.raises(ServerUnreachable, match="nothing answers at"):
+        generate(dead)
+    assert server.requests == []
+
+
+def test_several_samples_a_prompt_are_numbered(server: ScriptedServer, scripted_config: RunConfig) -> None:
+    """Each prompt is asked twice, as samples 0 and 1."""
+    twice = msgspec.structs.replace(
+        scripted_config, generate=msgspec.structs.replace(scripted_config.generate, samples_per_prompt=2)
+    )
+    generate(twice)
+    assert sorted(trace.sample_index for trace in traces(twice)) == [0] * 12 + [1] * 12
