@@ -92,13 +92,14 @@ def train_step(trainee: Trainee, batch: Batch, step: int, steps: int) -> StepMet
     )
     losses = step_losses(outputs_SNH, draft.lm_head.weight, says, targets, config.ttt_decay)
     losses.total.backward()  # type: ignore[no-untyped-call]
-    grad_norm = nn.utils.clip_grad_norm_(trainee.optimizers.named.values(), config.grad_clip_norm)
-    _require_finite(float(losses.total), float(grad_norm), step, batch)
+    loss = losses.total.item()
+    grad_norm = nn.utils.clip_grad_norm_(trainee.optimizers.named.values(), config.grad_clip_norm).item()
+    _require_finite(loss, grad_norm, step, batch)
     trainee.optimizers.step(rate_at(step, steps, config.warmup_fraction))
     prefix_hits_S, prefix_slots_S = prefix_counts(losses.hits_SP, targets)
     return StepMetrics(
-        loss=float(losses.total),
-        grad_norm=float(grad_norm),
+        loss=loss,
+        grad_norm=grad_norm,
         losses=losses.losses_S.tolist(),
         hits=losses.hits_SP.sum(1).tolist(),
         targets=targets.valid_SP.sum(1).tolist(),
@@ -179,9 +180,8 @@ def train(config: RunConfig) -> Manifest:
             window.steps.append(metrics)
             due = progress.step == steps or progress.step % config.train.checkpoint_steps == 0
             if due or stop.requested or progress.step % config.train.log_steps == 0:
-                line = log_line(
-                    window, progress, rate_at(progress.step - 1, steps, config.train.warmup_fraction)
-                )
+                rate = rate_at(progress.step - 1, steps, config.train.warmup_fraction)
+                line = log_line(window, progress.step, batch.position.epoch, rate)
                 log.write(msgspec.json.encode(line) + b"\n")
                 log.flush()
                 window = Window()

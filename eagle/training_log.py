@@ -73,17 +73,17 @@ def cut_log(path: Path, step: int) -> None:
         aside.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in kept))
 
 
-def log_line(window: Window, progress: Progress, rate: float) -> LogLine:
-    """The mean of the steps in `window`."""
+def log_line(window: Window, step: int, epoch: int, rate: float) -> LogLine:
+    """The mean of the steps in `window`, which ends with update number `step`."""
     steps = window.steps
     seconds = time.monotonic() - window.started
     targets = _sums([m.targets for m in steps])
     kinds = {kind for m in steps for kind in m.first_hits_by_kind}
     by_kind = {k: _sums([m.first_hits_by_kind.get(k, [0, 0]) for m in steps]) for k in sorted(kinds)}
     return LogLine(
-        step=progress.step,
+        step=step,
         steps=len(steps),
-        epoch=progress.epoch,
+        epoch=epoch,
         loss=_mean([m.loss for m in steps]),
         losses=[_mean(column) for column in zip(*(m.losses for m in steps), strict=True)],
         accuracy=[h / max(t, 1) for h, t in zip(_sums([m.hits for m in steps]), targets, strict=True)],

@@ -1,9 +1,9 @@
 """Reasoning problems written by rules: a question, a worked thinking text and one right answer.
 
-They are the demo's seed prompts and, from another seed space, what its tiny verifier was trained on. A thinking text goes
-step by step and each step needs only what stands in the question or a few words before, so a very small network can
-follow it; its wording varies where that changes nothing. One question in sixteen, picked by the hash of its text, is held
-out: training never sees those, the demo and the evaluation see only those.
+They are the demo's seed prompts and, from another seed space, what its tiny verifier was trained on. A thinking
+text goes step by step and each step needs only what stands in the question or a few words before, so a very small
+network can follow it; its wording varies where that changes nothing. One question in sixteen, picked by the hash of
+its text, is held out: training never sees those, the demo and the evaluation see only those.
 
     python prompts/problems.py --count 400 --seed 7 > seeds.jsonl
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import random
 import re
@@ -77,10 +78,12 @@ def is_held_out(question: str) -> bool:
 
 def _close(rng: random.Random, answer: str) -> str:
     """The last sentence of a thinking text."""
-    return rng.choice(("So the answer is {}.", "That gives {}.", "So it is {}.", "The result is {}.")).format(answer)
+    return rng.choice(("So the answer is {}.", "That gives {}.", "So it is {}.", "The result is {}.")).format(
+        answer
+    )
 
 
-# --- arithmetic -----------------------------------------------------------------------------------------------------
+# --- arithmetic ---------------------------------------------------------------------------------------------
 
 
 def _digits(number: int) -> list[int]:
@@ -110,7 +113,9 @@ def subtract_steps(first: int, second: int) -> str:
         y = _at(theirs, place)
         left = x - y - borrow
         lend = ", add 10" if left < 0 else ""
-        steps.append(f"{PLACES[place]}: {x}-{y}-{borrow}={left}{lend}, write {left % 10}, borrow {int(left < 0)}.")
+        steps.append(
+            f"{PLACES[place]}: {x}-{y}-{borrow}={left}{lend}, write {left % 10}, borrow {int(left < 0)}."
+        )
         borrow = int(left < 0)
     return " ".join(steps)
 
@@ -120,7 +125,9 @@ def multiply_steps(number: int, factor: int) -> str:
     steps, carry = [], 0
     for place, x in enumerate(_digits(number)):
         total = x * factor + carry
-        steps.append(f"{PLACES[place]}: {x}*{factor}+{carry}={total}, write {total % 10}, carry {total // 10}.")
+        steps.append(
+            f"{PLACES[place]}: {x}*{factor}+{carry}={total}, write {total % 10}, carry {total // 10}."
+        )
         carry = total // 10
     return " ".join(steps)
 
@@ -138,7 +145,9 @@ def addition(rng: random.Random) -> Problem:
         "What is {} + {}?", "Compute {} + {}.", "Add {} and {}.", "What is the sum of {} and {}?",
         "Please work out {} plus {}.", "How much is {} + {}?",
     ))  # fmt: skip
-    begin = rng.choice(("I add {} and {} place by place.", "Let me add {} and {} from the right.", "Adding {} and {}."))
+    begin = rng.choice(
+        ("I add {} and {} place by place.", "Let me add {} and {} from the right.", "Adding {} and {}.")
+    )
     answer = str(first + second)
     thinking = f"{begin.format(first, second)} {add_steps(first, second)} {_close(rng, answer)}"
     return Problem("arithmetic", ask.format(first, second), thinking, answer)
@@ -166,7 +175,13 @@ def multiplication(rng: random.Random) -> Problem:
         "What is {} * {}?", "Compute {} times {}.", "Multiply {} by {}.", "What is the product of {} and {}?",
         "How much is {} * {}?", "Please work out {} times {}.",
     ))  # fmt: skip
-    begin = rng.choice(("I multiply {} by {} place by place.", "Let me multiply {} by {} from the right.", "Multiplying {} by {}."))
+    begin = rng.choice(
+        (
+            "I multiply {} by {} place by place.",
+            "Let me multiply {} by {} from the right.",
+            "Multiplying {} by {}.",
+        )
+    )
     answer = str(number * factor)
     thinking = f"{begin.format(number, factor)} {multiply_steps(number, factor)} {_close(rng, answer)}"
     return Problem("arithmetic", ask.format(number, factor), thinking, answer)
@@ -176,14 +191,18 @@ def story(rng: random.Random) -> Problem:
     """A short story in which someone gains or loses things."""
     name, thing, gains = rng.choice(NAMES), rng.choice(THINGS), rng.random() < 0.5
     second, first = sorted((_number(rng, 2, 3), _number(rng, 2, 3)))
-    verb = rng.choice(("gets", "finds", "buys", "wins") if gains else ("loses", "sells", "gives away", "drops"))
+    verb = rng.choice(
+        ("gets", "finds", "buys", "wins") if gains else ("loses", "sells", "gives away", "drops")
+    )
     more = " more" if gains else " of them"
     ask = rng.choice((
         "{0} has {1} {2} and {3} {4}{5}. How many {2} does {0} have now?",
         "{0} had {1} {2}. Then {0} {3} {4}{5}. How many {2} are there now?",
         "There are {1} {2} in a box. {0} {3} {4}{5}. How many {2} is that in the end?",
     ))  # fmt: skip
-    begin = rng.choice(("It starts with {} {} and {} {}, so I {}.", "At first {} {}, then {} {}: I have to {}."))
+    begin = rng.choice(
+        ("It starts with {} {} and {} {}, so I {}.", "At first {} {}, then {} {}: I have to {}.")
+    )
     begin = begin.format(first, thing, verb, second, "add" if gains else "subtract")
     answer = str(first + second if gains else first - second)
     steps = add_steps(first, second) if gains else subtract_steps(first, second)
@@ -191,7 +210,7 @@ def story(rng: random.Random) -> Problem:
     return Problem("arithmetic", question, f"{begin} {steps} {_close(rng, answer)}", answer)
 
 
-# --- comparison -----------------------------------------------------------------------------------------------------
+# --- comparison ---------------------------------------------------------------------------------------------
 
 
 def compare_steps(first: int, second: int) -> str:
@@ -228,7 +247,9 @@ def larger_of_two(rng: random.Random) -> Problem:
     first = _number(rng, 2, 4)
     second = _rival(rng, first)
     large = rng.random() < 0.5
-    ask = rng.choice(("Which number is {2}, {0} or {1}?", "Which is {2}: {0} or {1}?", "Of {0} and {1}, which one is {2}?"))
+    ask = rng.choice(
+        ("Which number is {2}, {0} or {1}?", "Which is {2}: {0} or {1}?", "Of {0} and {1}, which one is {2}?")
+    )
     begin = rng.choice(("I compare {} with {}.", "Let me compare {} and {}.", "The numbers are {} and {}."))
     answer = str(max(first, second) if large else min(first, second))
     asked = "larger" if large else "smaller"
@@ -241,12 +262,22 @@ def is_it_larger(rng: random.Random) -> Problem:
     first = _number(rng, 2, 4)
     second = _rival(rng, first)
     asked = rng.choice(("larger", "smaller"))
-    ask = rng.choice(("Is {0} {2} than {1}?", "Is it true that {0} is {2} than {1}?", "Tell me whether {0} is {2} than {1}."))
+    ask = rng.choice(
+        (
+            "Is {0} {2} than {1}?",
+            "Is it true that {0} is {2} than {1}?",
+            "Tell me whether {0} is {2} than {1}.",
+        )
+    )
     begin = rng.choice(("I compare {} with {}.", "Let me compare {} and {}.", "The numbers are {} and {}."))
     found = "larger" if first > second else "smaller"
     answer = "yes" if asked == found else "no"
-    rest = f"{compare_steps(first, second)} {first} is {found}, and the question is about {asked}, so {answer}."
-    return Problem("comparison", ask.format(first, second, asked), f"{begin.format(first, second)} {rest}", answer)
+    rest = (
+        f"{compare_steps(first, second)} {first} is {found}, and the question is about {asked}, so {answer}."
+    )
+    return Problem(
+        "comparison", ask.format(first, second, asked), f"{begin.format(first, second)} {rest}", answer
+    )
 
 
 def extreme_of_three(rng: random.Random) -> Problem:
@@ -262,7 +293,9 @@ def extreme_of_three(rng: random.Random) -> Problem:
     ))  # fmt: skip
     first = best(numbers[0], numbers[1])
     last = best(first, numbers[2])
-    begin = rng.choice(("I go through them in pairs.", "Let me compare two at a time.", "One pair after the other."))
+    begin = rng.choice(
+        ("I go through them in pairs.", "Let me compare two at a time.", "One pair after the other.")
+    )
     thinking = (
         f"{begin} Of {numbers[0]} and {numbers[1]}, {first} is {more}. "
         f"Of {first} and {numbers[2]}, {last} is {more}. {_close(rng, str(last))}"
@@ -270,7 +303,7 @@ def extreme_of_three(rng: random.Random) -> Problem:
     return Problem("comparison", ask.format(*numbers, asked), thinking, str(last))
 
 
-# --- sorting --------------------------------------------------------------------------------------------------------
+# --- sorting ------------------------------------------------------------------------------------------------
 
 
 def _joined(items: list[int] | list[str]) -> str:
@@ -287,7 +320,13 @@ def sort_numbers(rng: random.Random) -> Problem:
     ))  # fmt: skip
     question = ask.format(_joined(left), "smallest to largest" if up else "largest to smallest")
     word, ordered = ("smallest" if up else "largest"), sorted(left, reverse=not up)
-    begin = rng.choice(("I pick the {} one each time.", "Let me always take the {} one.", "Taking the {} one again and again."))
+    begin = rng.choice(
+        (
+            "I pick the {} one each time.",
+            "Let me always take the {} one.",
+            "Taking the {} one again and again.",
+        )
+    )
     steps = []
     for number in ordered[:-1]:
         steps.append(f"From {_joined(left)} take {number}.")
@@ -314,7 +353,7 @@ def sort_words(rng: random.Random) -> Problem:
     return Problem("sorting", ask.format(_joined(words)), thinking, answer)
 
 
-# --- strings --------------------------------------------------------------------------------------------------------
+# --- strings ------------------------------------------------------------------------------------------------
 
 
 def _letters(rng: random.Random) -> tuple[str, str]:
@@ -329,19 +368,30 @@ def _letters(rng: random.Random) -> tuple[str, str]:
 def reverse_letters(rng: random.Random) -> Problem:
     """Spell letters backwards."""
     named, letters = _letters(rng)
-    ask = rng.choice(("Spell {} backwards.", "Reverse {}.", "How do you spell {} in reverse?", "Write {} from back to front."))
+    ask = rng.choice(
+        (
+            "Spell {} backwards.",
+            "Reverse {}.",
+            "How do you spell {} in reverse?",
+            "Write {} from back to front.",
+        )
+    )
     begin = rng.choice(("I spell it first:", "In order it is", "Forwards:"))
     numbered = ", ".join(f"{letter} {i}" for i, letter in enumerate(letters, 1))
     answer = "-".join(reversed(letters))
     back = ", ".join(f"{i} {letters[i - 1]}" for i in range(len(letters), 0, -1))
-    return Problem("strings", ask.format(named), f"{begin} {numbered}. Back: {back}. {_close(rng, answer)}", answer)
+    return Problem(
+        "strings", ask.format(named), f"{begin} {numbered}. Back: {back}. {_close(rng, answer)}", answer
+    )
 
 
 def count_letter(rng: random.Random) -> Problem:
     """How often a letter occurs."""
     named, letters = _letters(rng)
     letter = rng.choice(letters) if rng.random() < 0.8 else rng.choice("aeinrst")
-    ask = rng.choice(("How many times does {1} occur in {0}?", "Count the letter {1} in {0}.", "How often is {1} in {0}?"))
+    ask = rng.choice(
+        ("How many times does {1} occur in {0}?", "Count the letter {1} in {0}.", "How often is {1} in {0}?")
+    )
     begin = rng.choice(("I count {} as I go:", "Counting {}:", "Let me go through it and count {}:"))
     seen = 0
     steps = []
@@ -357,7 +407,9 @@ def nth_letter(rng: random.Random) -> Problem:
     named, letters = _letters(rng)
     place = rng.randint(1, len(letters))
     ordinal = ORDINALS[place - 1]
-    ask = rng.choice(("What is the {1} letter of {0}?", "Which letter is {1} in {0}?", "Give me the {1} letter of {0}."))
+    ask = rng.choice(
+        ("What is the {1} letter of {0}?", "Which letter is {1} in {0}?", "Give me the {1} letter of {0}.")
+    )
     begin = rng.choice(("I number them up to the {}:", "Counting to the {}:", "The {} is wanted:"))
     numbered = ", ".join(f"{letter} {i}" for i, letter in enumerate(letters[:place], 1))
     answer = letters[place - 1]
@@ -365,7 +417,7 @@ def nth_letter(rng: random.Random) -> Problem:
     return Problem("strings", ask.format(named, ordinal), thinking, answer)
 
 
-# --- dates ----------------------------------------------------------------------------------------------------------
+# --- dates --------------------------------------------------------------------------------------------------
 
 
 def weekday_after(rng: random.Random) -> Problem:
@@ -379,7 +431,9 @@ def weekday_after(rng: random.Random) -> Problem:
               "It is {}. What weekday was it {} days before?")
     )  # fmt: skip
     weeks, rest = divmod(days, 7)
-    begin = rng.choice(("{} days are {} weeks and {} days.", "A week has 7 days: {} is {} weeks and {} days."))
+    begin = rng.choice(
+        ("{} days are {} weeks and {} days.", "A week has 7 days: {} is {} weeks and {} days.")
+    )
     sign = 1 if later else -1
     walk = "".join(f", {WEEKDAYS[(start + sign * i) % 7]} {i}" for i in range(1, rest + 1))
     answer = WEEKDAYS[(start + sign * rest) % 7]
@@ -395,7 +449,9 @@ def month_after(rng: random.Random) -> Problem:
         "Which month is {1} months {2} {0}?", "What month comes {1} months {2} {0}?", "Name the month {1} months {2} {0}.",
         "Tell me which month is {1} months {2} {0}.",
     ))  # fmt: skip
-    begin = rng.choice(("I count {} steps {} from {}:", "Going {1} {0} months from {2}:", "{} steps {} from {}:"))
+    begin = rng.choice(
+        ("I count {} steps {} from {}:", "Going {1} {0} months from {2}:", "{} steps {} from {}:")
+    )
     sign = 1 if later else -1
     walk = ", ".join(f"{MONTHS[(start + sign * i) % 12]} {i}" for i in range(1, count + 1))
     answer = MONTHS[(start + sign * count) % 12]
@@ -415,18 +471,23 @@ def date_after(rng: random.Random) -> Problem:
         "A trip starts on {0} {1} and ends {2} days later. On which date does it end?",
         "Today is {0} {1}. What is the date in {2} days?",
     ))  # fmt: skip
-    begin = rng.choice(("{0} has {1} days in a normal year.", "There are {1} days in {0}.", "The length of {0} is {1} days."))
+    begin = rng.choice(
+        ("{0} has {1} days in a normal year.", "There are {1} days in {0}.", "The length of {0} is {1} days.")
+    )
     total = day + more
     if total <= length:
         rest, answer = f"{total} is not past {length}, so it stays {month}.", f"{month} {total}"
     else:
         after = MONTHS[(index + 1) % 12]
-        rest, answer = f"{total} is past {length}: {total}-{length}={total - length} in {after}.", f"{after} {total - length}"
+        rest, answer = (
+            f"{total} is past {length}: {total}-{length}={total - length} in {after}.",
+            f"{after} {total - length}",
+        )
     thinking = f"{begin.format(month, length)} {day}+{more}={total}. {rest} {_close(rng, answer)}"
     return Problem("dates", ask.format(month, day, more), thinking, answer)
 
 
-# --- logic ----------------------------------------------------------------------------------------------------------
+# --- logic --------------------------------------------------------------------------------------------------
 
 ORDERS = (
     ("taller", "shorter", "tallest", "shortest"),
@@ -445,7 +506,9 @@ def ordering(rng: random.Random) -> Problem:
     said, read = [], []
     for upper, lower in pairs:
         high, low = people[upper], people[lower]
-        said.append(f"{high} is {more} than {low}." if rng.random() < 0.6 else f"{low} is {less} than {high}.")
+        said.append(
+            f"{high} is {more} than {low}." if rng.random() < 0.6 else f"{low} is {less} than {high}."
+        )
         read.append(f"{high} > {low}")
     top = rng.random() < 0.5
     asked, answer = (most, people[0]) if top else (least, people[-1])
@@ -463,9 +526,9 @@ def syllogism(rng: random.Random) -> Problem:
     name = rng.choice(NAMES)
     kinds = rng.sample(KINDS_OF_BEING, rng.choice((2, 3)))
     positive = rng.random() < 0.5
-    rules = [f"Every {low} is a {high}." for low, high in zip(kinds, kinds[1:], strict=False)]
+    rules = [f"Every {low} is a {high}." for low, high in itertools.pairwise(kinds)]
     steps = [f"{name} is a {kinds[0]}."]
-    steps += [f"Every {low} is a {high}, so {name} is a {high}." for low, high in zip(kinds, kinds[1:], strict=False)]
+    steps += [f"Every {low} is a {high}, so {name} is a {high}." for low, high in itertools.pairwise(kinds)]
     if not positive:
         rules[-1] = f"No {kinds[-2]} is a {kinds[-1]}."
         steps[-1] = f"No {kinds[-2]} is a {kinds[-1]}, so {name} is not a {kinds[-1]}."
@@ -489,17 +552,29 @@ def condition(rng: random.Random) -> Problem:
     name = rng.choice(NAMES)
     denied = effect.replace(" is ", " is not ")
     fact, asked = (cause, effect) if forward else (denied, cause)
-    rule = rng.choice(("{2} says: if {0}, then {1}.", "{2} knows that whenever {0}, {1}.", "For {2} it holds that if {0}, {1}."))
+    rule = rng.choice(
+        (
+            "{2} says: if {0}, then {1}.",
+            "{2} knows that whenever {0}, {1}.",
+            "For {2} it holds that if {0}, {1}.",
+        )
+    )
     ask = rng.choice(("Is it true that {}?", "Does it follow that {}?", "Can {1} say that {0}?"))
-    begin = rng.choice(("The rule goes from the first part to the second.", "Let me use the rule.", "I look at the rule."))
+    begin = rng.choice(
+        ("The rule goes from the first part to the second.", "Let me use the rule.", "I look at the rule.")
+    )
     answer = "yes" if forward else "no"
     known = f"We know that {fact}."
-    result = f"The first part holds, so {effect}." if forward else f"The second part fails, so {cause.replace(' is ', ' is not ')}."
+    result = (
+        f"The first part holds, so {effect}."
+        if forward
+        else f"The second part fails, so {cause.replace(' is ', ' is not ')}."
+    )
     question = f"{rule.format(cause, effect, name)} Now {fact}. {ask.format(asked, name)}"
     return Problem("logic", question, f"{begin} {known} {result} {_close(rng, answer)}", answer)
 
 
-# --- all of them ----------------------------------------------------------------------------------------------------
+# --- all of them --------------------------------------------------------------------------------------------
 
 MAKERS: dict[str, tuple[Maker, ...]] = {
     "arithmetic": (addition, subtraction, multiplication, story),
@@ -549,11 +624,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--count", type=int, required=True, help="number of prompts")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--heldout", action="store_true", help="only questions that the demo verifier never saw in training")
+    parser.add_argument(
+        "--heldout", action="store_true", help="only questions that were held out of training"
+    )
     parser.add_argument("--exclude", type=Path, help="a file of seed prompts whose questions are left out")
     options = parser.parse_args(arguments)
     seen, written = _asked(options.exclude), 0
-    # Twice the count is drawn at first to leave room for repeats; the stream is endless for all practical purposes.
+    # Far more are drawn than are wanted, because some come twice.
     for problem in problems(options.seed, 100 * options.count, held_out=True if options.heldout else None):
         if written == options.count:
             break

@@ -47,6 +47,7 @@ ORDER = [
     "eagle.loss",
     "eagle.optim",
     "eagle.checkpoint",
+    "eagle.training_log",
     "eagle.train",
     "eagle.export",
     "eagle.accept",

@@ -1,9 +1,9 @@
-"""Builds the tiny verifier from nothing: tokenizer, training conversations, weights, and the files a server reads.
+"""Builds the tiny verifier from nothing: tokenizer, conversations, weights, and the files a server reads.
 
     python models/tiny-kimi/build.py --out DIR --minutes 60
 
-Everything is seeded. `--steps` instead of `--minutes` makes a run independent of the machine's speed; a run that was
-interrupted goes on from `DIR/progress.pt`.
+Everything is seeded. `--steps` instead of `--minutes` makes a run independent of the machine's speed; a run that
+was interrupted goes on from `DIR/progress.pt`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ def write_settings(out: Path, shape: Shape, tokenizer: PreTrainedTokenizerFast) 
 def write_weights(out: Path, model: TinyKimi) -> None:
     """The checkpoint in bfloat16; only the routers' choice bias stays in float32, as servers expect it."""
     tensors = {
-        name: (tensor if name.endswith("e_score_correction_bias") else tensor.bfloat16()).detach().clone().contiguous()
+        name: (tensor if name.endswith("e_score_correction_bias") else tensor.bfloat16())
+        .detach()
+        .clone()
+        .contiguous()
         for name, tensor in model.state_dict().items()
     }
     aside = out / "model.safetensors.tmp"
@@ -58,7 +61,7 @@ def write_weights(out: Path, model: TinyKimi) -> None:
 
 @torch.no_grad()
 def largest_difference(out: Path, model: TinyKimi, tokens: list[int]) -> float:
-    """Largest distance between our logits and those of transformers for the written checkpoint, in float32."""
+    """Largest distance between our logits and those of transformers for the written checkpoint."""
     reference = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     rounded = TinyKimi(model.shape)
     rounded.load_state_dict({

@@ -1,6 +1,7 @@
 """Tokenizer and training conversations of the tiny verifier.
 
-Everything is rendered through the published chat template, so that training sees exactly the prompts that a server builds.
+Everything is rendered through the published chat template, so that training sees exactly the prompts that a
+server builds.
 Questions of the held-out side of `prompts/problems.py` never occur here.
 """
 
@@ -11,7 +12,7 @@ import json
 import random
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,15 @@ from transformers import PreTrainedTokenizerFast
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from prompts.problems import NAMES, WEEKDAYS, Problem, is_held_out, problems  # noqa: E402
+from prompts.problems import MONTHS, NAMES, WEEKDAYS, Problem, is_held_out, problems  # noqa: E402
 
 VOCAB_SIZE = 1536
 END_OF_TURN = "<|im_end|>"
 SPECIAL = (
     "[BOS]", "[EOS]", END_OF_TURN, "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>",
     "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
-    "<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|media_begin|>", "<|media_content|>", "<|media_end|>",
-    "<|media_pad|>", "[EOT]", "[UNK]", "[PAD]",
+    "<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|media_begin|>", "<|media_content|>",
+    "<|media_end|>", "<|media_pad|>", "[EOT]", "[UNK]", "[PAD]",
 )  # fmt: skip
 # As in Kimi: tokens of their own, but not flagged special, so that decoding keeps them.
 THINK = ("<think>", "</think>")
@@ -52,7 +53,7 @@ class Dialogue:
 
     messages: list[Message]
     reply: str
-    tools: list[dict[str, Any]] | None = None
+    tools: list[dict[Any, Any] | Callable[..., Any]] | None = None
     thinking: bool = True
 
 
@@ -77,13 +78,15 @@ def train_tokenizer(seed: int, samples: int = 20_000) -> PreTrainedTokenizerFast
     pieces = (piece for row in rows for piece in borders.split(plain_text(row)))
     tokenizer.train_from_iterator(itertools.chain(pieces, [general] * 40), trainer)
     tokenizer.add_tokens(added)
-    return PreTrainedTokenizerFast(
+    named = {"bos_token": "[BOS]", "eos_token": END_OF_TURN, "pad_token": "[PAD]", "unk_token": "[UNK]"}
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
-        bos_token="[BOS]", eos_token=END_OF_TURN, pad_token="[PAD]", unk_token="[UNK]",
-        additional_special_tokens=[text for text in SPECIAL if text not in {"[BOS]", END_OF_TURN, "[PAD]", "[UNK]"}],
+        additional_special_tokens=[text for text in SPECIAL if text not in named.values()],
         chat_template=(HERE / "chat_template.jinja").read_text(encoding="utf-8"),
-        clean_up_tokenization_spaces=False, model_max_length=2048,
-    )  # fmt: skip
+        clean_up_tokenization_spaces=False,
+        model_max_length=2048,
+        **named,
+    )
 
 
 def plain_text(dialogue: Dialogue) -> str:
@@ -93,7 +96,7 @@ def plain_text(dialogue: Dialogue) -> str:
     return END_OF_TURN.join([*parts, f"tool_declare{END_OF_TURN}{tools}" if tools else "", dialogue.reply])
 
 
-# --- conversations --------------------------------------------------------------------------------------------------
+# --- conversations ------------------------------------------------------------------------------------------
 
 
 def answer_to(problem: Problem, rng: random.Random) -> str:
@@ -131,7 +134,10 @@ def without_thinking(problem: Problem, rng: random.Random) -> Dialogue:
 def _declared(name: str, description: str, arguments: dict[str, str]) -> dict[str, Any]:
     properties = {key: {"type": kind} for key, kind in arguments.items()}
     parameters = {"type": "object", "properties": properties, "required": list(arguments)}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": parameters},
+    }
 
 
 TOOLS = (
@@ -141,41 +147,64 @@ TOOLS = (
 )
 
 
+@dataclass(frozen=True)
+class Errand:
+    """A question that wants a tool, and what follows from it."""
+
+    question: str
+    arguments: dict[str, Any]
+    thought: str
+    result: str
+    said: str
+
+
+def errand(name: str, rng: random.Random) -> Errand:
+    """Something to do with the tool of that name."""
+    if name == "add":
+        x, y = rng.randrange(10, 10_000), rng.randrange(10, 10_000)
+        ask = rng.choice(("Use the tool to add {} and {}.", "What is {} + {}? Please use the tool."))
+        thought, total = f"The tool add can add {x} and {y}, so I call it.", str(x + y)
+        return Errand(ask.format(x, y), {"a": x, "b": y}, thought, total, f"The sum is {total}.")
+    if name == "lookup":
+        person, age = rng.choice(NAMES), str(rng.randrange(5, 95))
+        ask = rng.choice(("How old is {}?", "Please look up the age of {}.", "Look up how old {} is."))
+        thought, said = f"I need the age of {person}, so I call lookup.", f"{person} is {age} years old."
+        return Errand(ask.format(person), {"name": person}, thought, age, said)
+    month, day, weekday = rng.choice(MONTHS), rng.randrange(1, 29), rng.choice(WEEKDAYS)
+    ask = rng.choice(("Which weekday is {} {}?", "On which day of the week does {} {} fall?"))
+    thought, said = (
+        f"I need the weekday of {month} {day}, so I call weekday.",
+        f"{month} {day} is a {weekday}.",
+    )
+    return Errand(ask.format(month, day), {"month": month, "day": day}, thought, weekday, said)
+
+
 def tool_use(rng: random.Random) -> Iterator[Dialogue]:
     """A call of a declared tool and then the reply to its result."""
     tool = rng.choice(TOOLS)
     name: str = tool["function"]["name"]
-    arguments: dict[str, Any]
-    if name == "add":
-        first, second = rng.randrange(10, 10_000), rng.randrange(10, 10_000)
-        arguments, result = {"a": first, "b": second}, str(first + second)
-        question = rng.choice(("Use the tool to add {} and {}.", "What is {} + {}? Please use the tool.")).format(first, second)
-        thought, said = f"The tool add can add {first} and {second}, so I call it.", f"The sum is {result}."
-    elif name == "lookup":
-        person, result = rng.choice(NAMES), str(rng.randrange(5, 95))
-        arguments = {"name": person}
-        question = rng.choice(("How old is {}?", "Please look up the age of {}.", "Look up how old {} is.")).format(person)
-        thought, said = f"I need the age of {person}, so I call lookup.", f"{person} is {result} years old."
-    else:
-        month, day, result = rng.choice(("May", "June", "July", "March")), rng.randrange(1, 31), rng.choice(WEEKDAYS)
-        arguments = {"month": month, "day": day}
-        question = rng.choice(("Which weekday is {} {}?", "On which day of the week does {} {} fall?")).format(month, day)
-        thought, said = f"I need the weekday of {month} {day}, so I call weekday.", f"{month} {day} is a {result}."
-    tools = [tool, *rng.sample([other for other in TOOLS if other is not tool], rng.randrange(2))]
-    call = {"id": f"functions.{name}:0", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+    tools: list[Any] = [tool, *rng.sample([other for other in TOOLS if other is not tool], rng.randrange(2))]
+    task = errand(name, rng)
+    arguments, call_id = json.dumps(task.arguments), f"functions.{name}:0"
     section = (
-        f"<|tool_calls_section_begin|><|tool_call_begin|>{call['id']}<|tool_call_argument_begin|>"
-        f"{json.dumps(arguments)}<|tool_call_end|><|tool_calls_section_end|>"
+        f"<|tool_calls_section_begin|><|tool_call_begin|>{call_id}<|tool_call_argument_begin|>"
+        f"{arguments}<|tool_call_end|><|tool_calls_section_end|>"
     )
-    # Kimi sometimes goes from thinking straight to a call; programs that read its output must be ready for it.
+    # Kimi sometimes goes from thinking straight to a call: whoever reads its output must be ready for it.
     closing = "" if rng.random() < 0.4 else "</think>"
-    yield Dialogue([_user(question)], f"{thought}{closing}{section}{END_OF_TURN}", tools)
+    yield Dialogue([_user(task.question)], f"{task.thought}{closing}{section}{END_OF_TURN}", tools)
+    call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
     past: list[Message] = [
-        _user(question),
-        {"role": "assistant", "content": "", "reasoning_content": thought, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": call["id"], "content": result},
+        _user(task.question),
+        {"role": "assistant", "content": "", "reasoning_content": task.thought, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call_id, "content": task.result},
     ]
-    yield Dialogue(past, f"The tool says {result}.</think>{said}{END_OF_TURN}", tools)
+    yield Dialogue(past, f"The tool says {task.result}.</think>{task.said}{END_OF_TURN}", tools)
+
+
+def asks_held_out(dialogue: Dialogue) -> bool:
+    """Whether a question of the dialogue belongs to the held-out side."""
+    return any(is_held_out(message["content"]) for message in dialogue.messages if message["role"] == "user")
 
 
 def dialogues(seed: int | str) -> Iterator[Dialogue]:
@@ -185,7 +214,7 @@ def dialogues(seed: int | str) -> Iterator[Dialogue]:
     for problem in source:
         draw = rng.random()
         if draw < 0.015:
-            yield from tool_use(rng)
+            yield from (dialogue for dialogue in tool_use(rng) if not asks_held_out(dialogue))
         elif draw < 0.08:
             yield two_turns(next(source), problem, rng)
         elif draw < 0.15 and problem.domain in {"comparison", "logic"}:
@@ -194,7 +223,7 @@ def dialogues(seed: int | str) -> Iterator[Dialogue]:
             yield one_turn(problem, rng)
 
 
-# --- token rows -----------------------------------------------------------------------------------------------------
+# --- token rows ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -207,12 +236,12 @@ class Row:
 
 def encode(dialogue: Dialogue, tokenizer: PreTrainedTokenizerFast) -> Row:
     """Prompt and reply tokenized apart, as in serving, where the prompt's end is a token border."""
-    prompt: list[int] = tokenizer.apply_chat_template(
-        dialogue.messages, tools=dialogue.tools, add_generation_prompt=True, thinking=dialogue.thinking, return_dict=False
-    )  # fmt: skip
+    text = tokenizer.apply_chat_template(
+        dialogue.messages,
+        tools=dialogue.tools,
+        add_generation_prompt=True,
+        thinking=dialogue.thinking,
+        tokenize=False,
+    )
+    prompt: list[int] = tokenizer.encode(str(text), add_special_tokens=False)
     return Row([*prompt, *tokenizer.encode(dialogue.reply, add_special_tokens=False)], len(prompt))
-
-
-def held_out_questions(rows: Iterable[Dialogue]) -> int:
-    """Number of dialogues that contain a held-out question (must be none)."""
-    return sum(is_held_out(message["content"]) for row in rows for message in row.messages if message["role"] == "user")

@@ -1,6 +1,6 @@
 """Asks a live server held-out problems at temperature 0 and counts right answers and closed thinking.
 
-    python models/tiny-kimi/evaluate.py --base-url http://127.0.0.1:8300/v1 --count 400
+python models/tiny-kimi/evaluate.py --base-url http://127.0.0.1:8300/v1 --count 400
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import httpx
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from prompts.problems import DOMAINS, Problem, is_right, problems  # noqa: E402
+from prompts.problems import DOMAINS, Problem, is_right, problems
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,9 @@ async def ask(client: httpx.AsyncClient, problem: Problem, body: dict[str, Any])
     return judge(problem, response.json())
 
 
-async def ask_all(base_url: str, asked: list[Problem], body: dict[str, Any], concurrency: int) -> list[Outcome]:
+async def ask_all(
+    base_url: str, asked: list[Problem], body: dict[str, Any], concurrency: int
+) -> list[Outcome]:
     """All requests, a limited number at a time."""
     gate = asyncio.Semaphore(concurrency)
     limits = httpx.Limits(max_connections=concurrency, keepalive_expiry=2.0)
@@ -78,7 +80,9 @@ def table(outcomes: list[Outcome]) -> list[str]:
     for domain in (*DOMAINS, "all"):
         group = [outcome for outcome in outcomes if domain in {outcome.problem.domain, "all"}]
         if group:
-            right, closed = (sum(values) / len(group) for values in zip(*((o.right, o.closed) for o in group), strict=True))
+            right, closed = (
+                sum(values) / len(group) for values in zip(*((o.right, o.closed) for o in group), strict=True)
+            )
             tokens = sum(outcome.tokens for outcome in group) / len(group)
             lines.append(f"{domain:12} {len(group):6} {right:7.1%} {closed:7.1%} {tokens:7.1f}")
     return lines
@@ -105,7 +109,9 @@ def main() -> None:
         print(f"{outcome.problem.question}\n  {outcome.text}\n  expected: {outcome.problem.answer}")
     print("\n".join(table(outcomes)))
     right, closed = (sum(getattr(o, name) for o in outcomes) / len(outcomes) for name in ("right", "closed"))
-    print(json.dumps({"right": round(right, 4), "closed_thinking": round(closed, 4), "problems": len(outcomes)}))
+    print(
+        json.dumps({"right": round(right, 4), "closed_thinking": round(closed, 4), "problems": len(outcomes)})
+    )
 
 
 if __name__ == "__main__":

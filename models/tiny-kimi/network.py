@@ -1,7 +1,7 @@
 """DeepSeek-V3 text network (multi-head latent attention, mixture of experts) written for quick training on a CPU.
 
 The parameter names are those of a published checkpoint, so `state_dict()` is the checkpoint. The mathematics follows
-`transformers`' DeepseekV3 (a test in `build.py --check` compares logits). Only the execution differs: at this size it is
+`transformers`' DeepseekV3 (`build.py` ends by comparing logits). Only the execution differs: at this size it is
 cheaper to compute every expert in one wide matrix product and to weigh the unchosen ones by zero than to gather tokens.
 """
 
@@ -57,8 +57,13 @@ class Shape:
             # YaRN by a factor of 1 is plain RoPE. It is named as in Kimi, and because vLLM's rotation for plain RoPE on the
             # CPU takes the wrong strides in latent attention, while the YaRN class rotates correctly.
             "rope_scaling": {
-                "type": "yarn", "factor": 1.0, "original_max_position_embeddings": self.max_position_embeddings,
-                "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+                "type": "yarn",
+                "factor": 1.0,
+                "original_max_position_embeddings": self.max_position_embeddings,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
             },
             "routed_scaling_factor": 1.0,
             "scoring_func": "sigmoid",
@@ -93,7 +98,7 @@ def rope_tables(length: int, size: int, theta: float) -> tuple[Tensor, Tensor]:
 
 def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate neighbouring pairs of dimensions, DeepSeek's interleaved layout; the order of the result is free."""
-    even, odd = states.float().unflatten(-1, (-1, 2)).unbind(-1)
+    even, odd = states.float().reshape(*states.shape[:-1], -1, 2).unbind(-1)
     return torch.cat([even * cos - odd * sin, odd * cos + even * sin], dim=-1).to(states.dtype)
 
 
@@ -104,7 +109,10 @@ class Attention(nn.Module):
         super().__init__()
         self.shape = shape
         heads, hidden, rank, rope = (
-            shape.num_attention_heads, shape.hidden_size, shape.kv_lora_rank, shape.qk_rope_head_dim
+            shape.num_attention_heads,
+            shape.hidden_size,
+            shape.kv_lora_rank,
+            shape.qk_rope_head_dim,
         )
         self.q_proj = nn.Linear(hidden, heads * (shape.qk_nope_head_dim + rope), bias=False)
         self.kv_a_proj_with_mqa = nn.Linear(hidden, rank + rope, bias=False)
@@ -187,7 +195,7 @@ class MoE(nn.Module):
         inner = functional.silu(functional.linear(states, gate)) * functional.linear(states, up)
         ones = torch.ones_like(weights[..., :1])
         spread = torch.cat([weights, ones], dim=-1).to(inner.dtype)
-        inner = (inner.unflatten(-1, (len(every), self.inner)) * spread[..., None]).flatten(-2)
+        inner = (inner.view(*inner.shape[:-1], len(every), self.inner) * spread[..., None]).flatten(-2)
         return functional.linear(inner, down), load
 
 

@@ -48,7 +48,9 @@ class Muon(torch.optim.Optimizer):
     `torch.optim.Muon` goes through the 200 small matrices of this network one by one, which takes six times as long.
     """
 
-    def __init__(self, parameters: Iterable[Tensor], rate: float, momentum: float = 0.95, decay: float = 0.0) -> None:
+    def __init__(
+        self, parameters: Iterable[Tensor], rate: float, momentum: float = 0.95, decay: float = 0.0
+    ) -> None:
         super().__init__(parameters, {"lr": rate, "momentum": momentum, "weight_decay": decay})
         self.by_shape: dict[tuple[int, ...], list[Tensor]] = {}
         for parameter in self.param_groups[0]["params"]:
@@ -78,10 +80,11 @@ def orthogonal(matrices: Tensor) -> Tensor:
     for _ in range(5):
         gram = wide @ wide.mT
         wide = 3.4445 * wide + (2.0315 * gram @ gram - 4.775 * gram) @ wide
-    return wide.mT if tall else wide
+    result: Tensor = wide.mT if tall else wide
+    return result
 
 
-# --- batches --------------------------------------------------------------------------------------------------------
+# --- batches ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,7 @@ def batches(rows: Iterator[Row], plan: Plan, pad: int, seed: int, pool_size: int
         yield from ready
 
 
-# --- the loop -------------------------------------------------------------------------------------------------------
+# --- the loop -----------------------------------------------------------------------------------------------
 
 
 def token_loss(states: Tensor, head: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -203,8 +206,10 @@ class Trainer:
         for batch in group:
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 states, load = self.model(batch.inputs)
-                loss, hits = self.loss(states, self.model.lm_head.weight, batch.targets, batch.weights / total)
-            loss.backward()
+                loss, hits = self.loss(
+                    states, self.model.lm_head.weight, batch.targets, batch.weights / total
+                )
+            torch.autograd.backward(loss)
             loads = load if loads is None else [old + new for old, new in zip(loads, load, strict=True)]
             loss_sum, right = loss_sum + float(loss.detach()), right + float(hits) / len(group)
         factor = schedule(self.progress(), self.step, self.plan.warmup_steps)

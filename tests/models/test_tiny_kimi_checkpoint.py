@@ -14,7 +14,7 @@ def test_weights_are_small(model_dir: Path) -> None:
 
 
 def test_config_has_kimis_architecture(model_dir: Path) -> None:
-    """The config asks for latent attention and bias-balanced sigmoid routing in the sizes that vLLM's CPU takes."""
+    """The config asks for latent attention and bias-balanced sigmoid routing, in sizes that vLLM takes."""
     config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
     wanted = {
         "architectures": ["DeepseekV3ForCausalLM"],
@@ -30,7 +30,7 @@ def test_config_has_kimis_architecture(model_dir: Path) -> None:
 
 
 def test_rope_is_the_kind_that_servers_rotate_correctly(model_dir: Path) -> None:
-    """RoPE is named YaRN by a factor of one: plain RoPE is rotated wrongly by vLLM's latent attention on the CPU."""
+    """RoPE is named YaRN by a factor of one: vLLM on the CPU rotates plain RoPE wrongly here."""
     scaling = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))["rope_scaling"]
     assert (scaling["type"], scaling["factor"]) == ("yarn", 1.0)
 

@@ -23,8 +23,7 @@ def render(tokenizer: PreTrainedTokenizerBase) -> Any:
     """Render messages to text."""
 
     def rendered(messages: list[dict[str, Any]], **options: Any) -> str:
-        text: str = tokenizer.apply_chat_template(messages, tokenize=False, **options)
-        return text
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, **options))
 
     return rendered
 

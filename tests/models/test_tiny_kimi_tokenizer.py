@@ -13,8 +13,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 MARKS = (
     "[BOS]", "[EOS]", "<|im_end|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>",
     "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>",
-    "<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|media_begin|>", "<|media_content|>", "<|media_end|>",
-    "<|media_pad|>", "[EOT]", "[UNK]", "[PAD]",
+    "<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|media_begin|>", "<|media_content|>",
+    "<|media_end|>", "<|media_pad|>", "[EOT]", "[UNK]", "[PAD]",
 )  # fmt: skip
 
 
@@ -29,7 +29,7 @@ def test_any_text_round_trips(model_dir: Path) -> None:
     """Whatever is encoded decodes to itself, for every text that Unicode allows."""
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
 
-    @given(st.text(alphabet=st.characters(exclude_categories=("Cs",))))
+    @given(st.text(alphabet=st.characters(codec="utf-8")))
     def check(text: str) -> None:
         assert tokenizer.decode(tokenizer.encode(text)) == text
 

@@ -1,0 +1,354 @@
+"""The whole line on real parts: a real vLLM serves the demo's verifier, in a small run.
+
+One run is made for the module, and one server with the connector; the tests look at what came out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from eagle.checkpoint import load_weights
+from eagle.draft import Draft, build_draft, unroll
+from eagle.export import newest
+from eagle.extract import take_states
+from eagle.loss import VerifierHead, target_logits, verifier_head
+from eagle.shards import read_all
+from eagle.taps import TapPoints
+from eagle.verifier import VerifierWeights, read_weights
+from eagle.vocab import VocabMap, load_vocab
+from synthgen.client.api import ApiClient, ChatReply, chat_body
+from synthgen.client.control import Control
+from synthgen.client.launch import capturing, started
+from synthgen.corpus.config import RunConfig
+from synthgen.corpus.journal import read_journal
+from synthgen.corpus.manifest import read_manifest
+from synthgen.corpus.records import Sampling, SeedPrompt, Trace
+from synthgen.corpus.settings import load_config
+from synthgen.generate import generate
+from synthgen.run import stages
+from tests.conftest import ROOT
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+GREEDY = Sampling(temperature=0.0, top_p=1.0, max_tokens=256, thinking=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A finished run."""
+
+    config: RunConfig
+    path: Path
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture(scope="module")
+def line(tmp_path_factory: pytest.TempPathFactory) -> Line:
+    """`synthgen run` on 48 prompts and 12 held-out ones."""
+    directory = tmp_path_factory.mktemp("line")
+    values: dict[str, Any] = yaml.safe_load((ROOT / "configs/demo.yaml").read_text())
+    values["run_dir"] = str(directory / "run")
+    values["server"]["port"] = 8150
+    values["prompts"] |= {"limit": 48, "heldout": 12}
+    values["extract"]["shard_tokens"] = 2048
+    values["train"] |= {"epochs": 6, "checkpoint_steps": 20}
+    values["accept"] |= {
+        "prompts": 12,
+        "single_prompts": 4,
+        "rounds": 1,
+        "max_tokens": 256,
+        "untrained": False,
+    }
+    path = directory / "small.yaml"
+    path.write_text(yaml.safe_dump(values))
+    done = _run(path)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return Line(config=load_config(path), path=path, stdout=done.stdout, stderr=done.stderr)
+
+
+def _run(path: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "synthgen", "run", str(path)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=800, check=False, cwd=ROOT)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(line: Line) -> PreTrainedTokenizerBase:
+    """The verifier's tokenizer, loaded apart from the server."""
+    loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(line.config.verifier.model)
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def traces(line: Line) -> list[Trace]:
+    """The run's corpus."""
+    return list(read_journal(line.config.traces_path, Trace))
+
+
+@pytest.fixture(scope="module")
+def spool(line: Line) -> Path:
+    """Where the capturing server writes."""
+    path = line.config.run_path / "spool"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture(scope="module")
+def capture_url(line: Line, spool: Path) -> Iterator[str]:
+    """A server with the project's connector."""
+    layers = _taps(line.config).captured
+    with started(line.config, capturing(line.config, layers, spool, port_offset=5)) as (process,):
+        yield process.base_url
+
+
+def _taps(config: RunConfig) -> TapPoints:
+    return TapPoints(config.extract.aux_layers, num_layers=8)
+
+
+def _ask(
+    url: str, config: RunConfig, prompts: list[SeedPrompt], sampling: Sampling, **extra: Any
+) -> list[ChatReply]:
+    """Replies to prompts, sixteen at a time."""
+
+    async def work() -> list[ChatReply]:
+        client = ApiClient(
+            url, api_key=None, concurrency=16, timeout_s=300, retry_attempts=1, retry_seconds=1
+        )
+        async with client:
+            bodies = [chat_body(prompt, config.verifier.served_name, sampling) | extra for prompt in prompts]
+            return [reply for reply, _ in await asyncio.gather(*map(client.chat, bodies))]
+
+    return asyncio.run(work())
+
+
+def _heldout(config: RunConfig) -> list[SeedPrompt]:
+    return list(read_journal(config.heldout_path, SeedPrompt))
+
+
+def test_the_last_line_of_stdout_is_the_run_in_json(line: Line) -> None:
+    """One object with the figures that the table shows, and the table before it within 100 columns."""
+    *table, last = line.stdout.splitlines()
+    figures = json.loads(last)
+    assert list(figures) == [
+        "traces", "thinking_tokens", "response_tokens", "vocab_coverage", "acceptance_length",
+        "acceptance_length_untrained", "lossless", "speedup", "seconds",
+    ]  # fmt: skip
+    assert figures["traces"] == 48
+    assert figures["thinking_tokens"] > figures["response_tokens"] > 48
+    assert 0.9 < figures["vocab_coverage"] <= 1.0
+    assert figures["acceptance_length"] > 1.3
+    assert figures["lossless"] is True
+    assert figures["speedup"] > 0
+    assert "acceptance length" in "\n".join(table)
+    assert max(map(len, table)) <= 100
+
+
+def test_every_artifact_is_complete_and_says_how_it_was_made(line: Line) -> None:
+    """A manifest and the resolved config beside each."""
+    for stage in stages(line.config):
+        manifest = read_manifest(stage.artifact)
+        assert manifest is not None
+        assert manifest.complete
+        assert manifest.versions["python"].startswith("3.")
+        assert load_config(stage.artifact / "run.yaml") == line.config
+
+
+def test_running_again_does_nothing_and_says_the_same(line: Line) -> None:
+    """Every stage is complete and fits: no server is started, no request sent."""
+    again = _run(line.path)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.splitlines()[-1] == line.stdout.splitlines()[-1]
+    assert "starting vLLM" not in again.stderr
+
+
+def test_prompt_ids_are_those_of_the_models_own_template(
+    traces: list[Trace], tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """What the server rendered is what the template renders, ending inside the thinking."""
+    for trace in traces:
+        messages = [{"role": m.role, "content": m.content or ""} for m in trace.messages]
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert isinstance(text, str)
+        assert text.endswith("<think>")
+        assert list(trace.prompt_token_ids) == tokenizer.encode(text, add_special_tokens=False)
+
+
+def test_the_thinking_ends_where_the_model_closed_it(
+    traces: list[Trace], tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """think_end is the first `</think>`; the texts are those of the two sides, less white space."""
+    closing = tokenizer.convert_tokens_to_ids("</think>")
+    closed = [trace for trace in traces if trace.think_end is not None]
+    assert len(closed) >= 45
+    for trace in closed:
+        assert trace.think_end is not None
+        assert trace.output_token_ids.index(closing) == trace.think_end
+        thinking = tokenizer.decode(list(trace.output_token_ids[: trace.think_end]))
+        response = tokenizer.decode(
+            list(trace.output_token_ids[trace.think_end + 1 :]), skip_special_tokens=True
+        )
+        assert (trace.thinking or "").strip() == str(thinking).strip()
+        assert (trace.response or "").strip() == str(response).strip()
+
+
+def test_states_are_transformers_at_each_tap(line: Line) -> None:
+    """Median relative error per token under 2 %, at the ids' own layers, the final one before the norm."""
+    model = AutoModelForCausalLM.from_pretrained(line.config.verifier.model, dtype=torch.float32)
+    finals: list[torch.Tensor] = []
+    hook = model.model.norm.register_forward_pre_hook(lambda _, inputs: finals.append(inputs[0]))
+    errors: list[list[torch.Tensor]] = [[], [], [], []]
+    for sample in list(read_all(line.config.states_path))[:12]:
+        finals.clear()
+        with torch.no_grad():
+            hidden = model(sample.token_ids_T[None], output_hidden_states=True).hidden_states
+        expected = [hidden[k][0] for k in line.config.extract.aux_layers] + [finals[0][0]]
+        for tap, want_TH in enumerate(expected):
+            found_TH = sample.states_T4H[:, tap].float()
+            errors[tap].append((found_TH - want_TH).norm(dim=-1) / want_TH.norm(dim=-1))
+    hook.remove()
+    medians = [float(torch.cat(parts).median()) for parts in errors]
+    assert all(median < 0.02 for median in medians), medians
+
+
+def test_states_cover_the_corpus_once(line: Line, traces: list[Trace]) -> None:
+    """Each trace's prompt and output, in several shards, no sample twice."""
+    found = {sample.sample_id: sample.token_ids_T.tolist() for sample in read_all(line.config.states_path)}
+    limit = line.config.extract.max_seq_tokens
+    expected = {
+        f"{t.seed_id}-{t.sample_index}": [*t.prompt_token_ids, *t.output_token_ids][:limit] for t in traces
+    }
+    assert found == expected
+    assert len(list(line.config.states_path.glob("states-*.safetensors"))) > 1
+
+
+def test_a_reply_that_would_retokenize_differently_keeps_the_sampled_ids(
+    line: Line, capture_url: str, tokenizer: PreTrainedTokenizerBase, write_config: Any, tmp_path: Path
+) -> None:
+    """At a high temperature some replies are spelled in unusual tokens: the ids in the corpus are those."""
+    values = yaml.safe_load(line.path.read_text())
+    values["run_dir"] = str(tmp_path / "hot")
+    values["server"]["base_url"] = capture_url
+    values["prompts"] |= {"limit": 24}
+    values["generate"] |= {"temperature": 1.6, "max_tokens": 64}
+    config = load_config(write_config(values))
+    generate(config)
+    different = 0
+    for trace in read_journal(config.traces_path, Trace):
+        text = str(tokenizer.decode(list(trace.output_token_ids)))
+        different += tokenizer.encode(text, add_special_tokens=False) != list(trace.output_token_ids)
+    assert different > 0
+
+
+def test_sampling_under_capture_follows_the_verifiers_distribution(
+    line: Line, capture_url: str, spool: Path
+) -> None:
+    """Mean surprisal of the sampled tokens under the captured final states equals their mean entropy.
+
+    vLLM 0.32 on the CPU fails this by far without the guard: it samples from garbled logits.
+    """
+    hot = Sampling(temperature=1.0, top_p=1.0, max_tokens=48, thinking=True)
+    prompts = _heldout(line.config) * 4
+    replies = _ask(capture_url, line.config, prompts, hot, kv_transfer_params={"states": "all"})
+    head = _verifier_head(line.config)
+    surprisals, entropies = [], []
+    for reply in replies:
+        tensors = take_states(spool / (reply.kv_transfer_params or {})["states_file"])
+        prompt = len(reply.prompt_token_ids or ())
+        logits = target_logits(head, tensors["states"][prompt - 1 :, 3]).logits_QK
+        log_p = logits.double().log_softmax(-1)
+        sampled = torch.tensor(reply.choices[0].token_ids)[:, None]
+        assert len(log_p) == len(sampled)
+        surprisals.append(-log_p.gather(1, sampled)[:, 0])
+        entropies.append(-(log_p.exp() * log_p).sum(-1))
+    surprisal, entropy = torch.cat(surprisals), torch.cat(entropies)
+    deviation = (surprisal - entropy).std() / len(surprisal) ** 0.5
+    assert abs(float(surprisal.mean() - entropy.mean())) < 4 * float(deviation)
+    assert float(surprisal.mean()) < 1.0
+
+
+def _verifier_head(config: RunConfig) -> VerifierHead:
+    """The verifier's head over its whole vocabulary."""
+    weights = read_weights(Path(config.verifier.model))
+    whole = VocabMap(
+        t2d_V=torch.ones(len(weights.head_VH), dtype=torch.bool),
+        d2t_K=torch.zeros(len(weights.head_VH), dtype=torch.int64),
+    )
+    return verifier_head(weights, 1e-6, whole, torch.float32, torch.device("cpu"))
+
+
+def test_acceptance_counted_live_is_what_the_trained_draft_proposes(
+    line: Line, capture_url: str, spool: Path
+) -> None:
+    """The trainer's own draft, drafting greedily on the verifier's states, is accepted as often as live.
+
+    Within 3 %: the states differ by bfloat16, and what follows the end of a reply isn't known here.
+    """
+    config = line.config
+    replies = _ask(capture_url, config, _heldout(config), GREEDY, kv_transfer_params={"states": "all"})
+    weights, vocab = read_weights(Path(config.verifier.model)), load_vocab(config.vocab_path)
+    draft = build_draft(config.draft, weights, vocab, config.seed)
+    load_weights(newest(config.checkpoints_path), draft)
+    drafts = accepted = 0
+    for reply in replies:
+        tensors = take_states(spool / (reply.kv_transfer_params or {})["states_file"])
+        output = reply.choices[0].token_ids or ()
+        tokens = [*(reply.prompt_token_ids or ()), *output]
+        slot = len(tokens) - len(output) - 1
+        while slot + 2 < len(tokens):
+            proposed = _propose(draft, weights, vocab, tensors["states"], tokens[: slot + 2], steps=3)
+            truth = tokens[slot + 2 : slot + 5]
+            same = next(
+                (i for i, (a, b) in enumerate(zip(proposed, truth, strict=False)) if a != b), len(truth)
+            )
+            drafts, accepted, slot = drafts + 1, accepted + same, slot + same + 1
+    manifest = read_manifest(config.accept_path)
+    assert manifest is not None
+    assert 1 + accepted / drafts == pytest.approx(manifest.figures["acceptance_length"], rel=0.03)
+
+
+def _propose(
+    draft: Draft,
+    weights: VerifierWeights,
+    vocab: VocabMap,
+    states_T4H: torch.Tensor,
+    tokens: list[int],
+    steps: int,
+) -> list[int]:
+    """Greedy proposals after `tokens`, whose last one has no states yet, each fed to the next step."""
+    slot = len(tokens) - 2
+    aux_T3H = states_T4H[: slot + 1, :3]
+    tokens = list(tokens)
+    for step in range(steps):
+        padded_T3H = torch.cat((aux_T3H, aux_T3H.new_zeros(len(tokens) - slot - 1, *aux_T3H.shape[1:])))
+        with torch.no_grad():
+            outputs_SNH = unroll(
+                draft,
+                torch.bfloat16,
+                padded_T3H,
+                weights.embedding_VH[torch.tensor(tokens)],
+                torch.tensor([slot]),
+                (0, len(tokens)),
+                step + 1,
+            )
+            logits_K = outputs_SNH[step, 0] @ draft.lm_head.weight.to(outputs_SNH.dtype).T
+        tokens.append(int(vocab.target_ids_K[logits_K.argmax()]))
+    return tokens[-steps:]
+
+
+def test_the_capturing_server_has_the_fingerprint_of_the_plain_one(line: Line, capture_url: str) -> None:
+    """Model, limits, tokenizer and template are the same, so their replies belong to one corpus."""
+    control = Control(capture_url)
+    (digest,) = {trace.server for trace in read_journal(line.config.traces_path, Trace)}
+    assert control.fingerprint("tiny-kimi").digest == digest
