@@ -1,6 +1,6 @@
 """Append-only JSONL journals: nothing that was paid for is lost, nothing torn is read.
 
-One writer a journal. Records are written by *group commit*: whatever is waiting goes out in one
+One writer a journal, held by a lock. Records are written by *group commit*: whatever is waiting goes out in one
 write and one `fdatasync`, and only then are its callers told, so a request's slot is freed after
 its record is durable. On opening, a torn tail is cut back to the last newline. Lines are split on
 `b"\\n"` only: U+2028 is legal inside JSON.
@@ -9,6 +9,7 @@ its record is durable. On opening, a torn tail is cut back to the last newline. 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -36,8 +37,15 @@ class Journal:
 
     async def __aenter__(self) -> Self:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        repair(self.path)
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(self._file)
+            raise ArtifactError(
+                f"{self.path}: another process is writing it: wait until it ends, or choose another run_dir"
+            ) from error
+        repair(self.path)
         self._writer = asyncio.create_task(self._write_groups())
         return self
 

@@ -124,6 +124,25 @@ def test_a_full_disk_is_an_error_that_names_the_file_and_never_hangs() -> None:
         asyncio.run(work())
 
 
+def test_two_writers_cannot_share_a_journal(tmp_path: Path) -> None:
+    """The second is refused; when the first has ended, it may write."""
+    path = tmp_path / "j.jsonl"
+
+    async def second() -> None:
+        async with Journal(path) as journal:
+            await journal.append(failure(2))
+
+    async def first() -> None:
+        async with Journal(path) as journal:
+            await journal.append(failure(1))
+            with pytest.raises(ArtifactError, match="another process is writing it"):
+                await second()
+
+    asyncio.run(first())
+    asyncio.run(second())
+    assert list(read_journal(path, Failure)) == [failure(1), failure(2)]
+
+
 def test_a_line_that_is_no_record_is_named(tmp_path: Path) -> None:
     """File, line number and what is wrong stand in the error."""
     path = tmp_path / "j.jsonl"
