@@ -12,11 +12,16 @@ import typer
 from synthgen.client.launch import Serving, capturing, drafting, plain, started
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import console, exits
+from synthgen.corpus.manifest import Manifest
 from synthgen.corpus.settings import load_config, save_config
 from synthgen.corpus.verifier_config import read_shape
+from synthgen.generate import Request, Shard
 from synthgen.generate import generate as generate_corpus
+from synthgen.panel import duration
+from synthgen.preview import preview as preview_prompts
 from synthgen.run import print_plan, print_summary
 from synthgen.run import run as run_stages
+from synthgen.tally import Tally
 
 app = typer.Typer(
     help="Synthetic data from a live inference server, feeding EAGLE-3 draft training.",
@@ -61,25 +66,59 @@ def serve(
 
 
 @app.command()
-def generate(config: Config, set_: Overrides = []) -> None:  # noqa: B006
+def generate(
+    config: Config,
+    set_: Overrides = [],  # noqa: B006
+    limit: Annotated[int | None, typer.Option(help="At most this many rows now.", min=1)] = None,
+    shard: Annotated[str, typer.Option(help="Part i of n, for job arrays: 2/4.")] = "1/1",
+    preview: Annotated[
+        int | None, typer.Option(help="Only show this many prompts and replies; nothing is written.", min=1)
+    ] = None,
+    allow_mixed: Annotated[
+        bool, typer.Option("--allow-mixed", help="Go on though model, template or sampling changed.")
+    ] = False,
+) -> None:
     """Send the run's prompts and keep each reply with its exact tokens; goes on where it stopped.
 
-    Example: `synthgen generate configs/demo.yaml --set generate.concurrency=128`
+    Exit code 0: all rows are there. 1: some failed, the same command sends just those again. 2: it could
+    not run. 130: interrupted.
+
+    Examples: `synthgen generate my.yaml --preview 3`, `synthgen generate my.yaml --shard 2/4`
     """
     with exits():
         loaded = load_config(config, tuple(set_))
-        manifest = generate_corpus(loaded)
+        if preview is not None:
+            preview_prompts(loaded, preview)
+            return
+        request = Request(limit=limit, shard=Shard.parse(shard), allow_mixed=allow_mixed)
+        manifest, sent = generate_corpus(loaded, request)
         save_config(loaded, loaded.corpus_path / "run.yaml")
-        figures = manifest.figures
+        _print_corpus(loaded, manifest, sent)
+        if sent.failures:
+            raise typer.Exit(1)
+
+
+def _print_corpus(config: RunConfig, manifest: Manifest, sent: Tally) -> None:
+    figures = manifest.figures
+    console.print(
+        f"{figures['traces']:,} traces in {config.traces_path}: {figures['thinking_tokens']:,} thinking "
+        f"and {figures['response_tokens']:,} response tokens, {figures['truncated']} cut",
+        soft_wrap=True,
+    )
+    if sent.traces:
         console.print(
-            f"{figures['traces']:,} traces in {loaded.traces_path}: {figures['thinking_tokens']:,} thinking "
-            f"and {figures['response_tokens']:,} response tokens, {figures['truncated']} cut"
+            f"{duration(sent.seconds_full)} at the limit, {duration(sent.seconds_below)} below it, "
+            f"{duration(sent.seconds_down)} without a server; {sent.retried} retries, about "
+            f"{sent.tokens_wasted:,} tokens wasted",
+            soft_wrap=True,
         )
-        if figures["failures"]:
-            console.print(
-                f"{figures['failures']} prompts failed, see {loaded.failures_path}; the same command sends "
-                f"them again"
-            )
+    if sent.failures:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(sent.failures.items()))
+        console.print(
+            f"{sum(sent.failures.values())} rows failed ({kinds}), see {config.failures_path}; the same "
+            f"command sends just those again",
+            soft_wrap=True,
+        )
 
 
 @app.command()

@@ -4,61 +4,125 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import asdict
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from synthgen.client.control import Control, Fingerprint, api_key
-from synthgen.client.launch import plain, serving_url
+from synthgen.client.launch import plain, serving_urls
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import console
-from synthgen.corpus.journal import read_journal, write_journal
+from synthgen.corpus.journal import read_journal, read_keys, write_journal
 from synthgen.corpus.manifest import Manifest, manifest_of, read_manifest, require_fit, write_manifest
 from synthgen.corpus.records import Trace
-from synthgen.harness import Key, Tally, finished_keys, send_all, wanted_keys
+from synthgen.errors import ConfigError
+from synthgen.harness import Journals, send_all, wanted_keys
+from synthgen.pool import require_same
+from synthgen.schedule import Key
 from synthgen.seeds import PromptSplit, split_prompts
+from synthgen.tally import Tally
 from synthgen.traces import ServerFacts, sampling_of
 
 
-def generate(config: RunConfig) -> Manifest:
-    """Bring the corpus up to what the config asks for; return its manifest.
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Part `number` of `count` of a run, by hash of the prompt's id; parts may run at the same time."""
+
+    number: int
+    count: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.number <= self.count:
+            raise ConfigError(f"--shard {self.number}/{self.count}: write it as i/n with 1 <= i <= n")
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """`2/4` as a shard. Raises ConfigError for anything else."""
+        number, slash, count = text.partition("/")
+        if not (slash and number.isdigit() and count.isdigit()):
+            raise ConfigError(f"--shard {text}: write it as i/n, for instance 2/4")
+        return cls(int(number), int(count))
+
+    def has(self, seed_id: str) -> bool:
+        """Whether a prompt belongs to this part."""
+        return int(seed_id, 16) % self.count == self.number - 1
+
+    @property
+    def suffix(self) -> str:
+        """What its journals are called after."""
+        return f"-{self.number}of{self.count}" if self.count > 1 else ""
+
+
+WHOLE = Shard(1, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What one call of the stage is asked to do."""
+
+    limit: int | None = None
+    """At most this many rows now; the corpus is complete only when all are there."""
+    shard: Shard = WHOLE
+    allow_mixed: bool = False
+    """Go on though model, template or sampling changed; each record says which it was."""
+
+
+def generate(config: RunConfig, request: Request = Request()) -> tuple[Manifest, Tally]:
+    """Bring the corpus up to what is asked for; return its manifest and the tally of this call.
 
     Raises InputError for broken prompts before anything is sent, ArtifactError when the corpus there
     was sampled otherwise, ServerError when the server isn't there or isn't the one.
     """
     split = split_prompts(config.prompts, config.seed)
-    todo = missing_keys(config, split)
+    todo = [key for key in missing_keys(config, split) if request.shard.has(key[0].id)][: request.limit]
     before = read_manifest(config.corpus_path)
-    if not todo and before is not None and before.complete:
-        require_fit(config.corpus_path, before, settings=_settings(config), inputs=before.inputs)
-        console.print(f"generate: {config.corpus_path} has all {before.figures['traces']} traces")
-        return before
+    if not todo and before is not None:
+        if not request.allow_mixed:
+            require_fit(config.corpus_path, before, settings=_settings(config), inputs=before.inputs)
+        if before.complete:
+            console.print(f"generate: {config.corpus_path} has all {before.figures['traces']} traces")
+            return before, Tally()
     started = time.monotonic()
-    with serving_url(config, plain(config)) as base_url:
+    done_s = before.seconds if before else 0.0
+    with serving_urls(config, plain(config)) as base_urls:
         key = api_key(config.server.api_key_env)
-        server = _describe(config, Control(base_url, key))
+        server = _describe(config, base_urls, key)
         inputs = {"server": server.fingerprint.digest}
-        if before is not None:
+        if before is not None and not request.allow_mixed:
             require_fit(config.corpus_path, before, settings=_settings(config), inputs=inputs)
-        done_s = before.seconds if before else 0.0
-        write_journal(config.heldout_path, split.heldout)
-        _write(config, inputs, server.fingerprint, failures=0, seconds=done_s, complete=False)
-        sent = asyncio.run(send_all(config, base_url, key, todo, server))
+        if before is None or not before.complete:
+            write_journal(config.heldout_path, split.heldout)
+        _write(config, inputs, server.fingerprint, Tally(), seconds=done_s, complete=False)
+        sent = asyncio.run(send_all(config, base_urls, key, todo, server, _journals(config, request.shard)))
+    left = len(missing_keys(config, split)) - sum(sent.failures.values())
     seconds = done_s + time.monotonic() - started
-    return _write(config, inputs, server.fingerprint, failures=sent.failures, seconds=seconds, complete=True)
+    manifest = _write(config, inputs, server.fingerprint, sent, seconds=seconds, complete=left <= 0)
+    return manifest, sent
 
 
 def missing_keys(config: RunConfig, split: PromptSplit) -> list[Key]:
     """What the corpus still lacks."""
-    done = finished_keys(config.traces_path)
+    done = read_keys(config.traces_path)
     wanted = wanted_keys(split.corpus, config.generate.samples_per_prompt)
     return [(prompt, index) for prompt, index in wanted if (prompt.id, index) not in done]
 
 
-def _describe(config: RunConfig, control: Control) -> ServerFacts:
-    fingerprint = control.fingerprint(config.verifier.served_name)
-    return ServerFacts(fingerprint=fingerprint, markers=control.markers(config.verifier))
+def _journals(config: RunConfig, shard: Shard) -> Journals:
+    traces, failures = config.traces_path, config.failures_path
+    return Journals(
+        traces=traces.with_stem(traces.stem + shard.suffix),
+        failures=failures.with_stem(failures.stem + shard.suffix),
+    )
+
+
+def _describe(config: RunConfig, base_urls: tuple[str, ...], key: str | None) -> ServerFacts:
+    """The servers' common fingerprint and markers. Raises ServerMismatch when they differ."""
+    controls = [Control(url, key) for url in base_urls]
+    fingerprint = controls[0].fingerprint(config.verifier.served_name)
+    for control in controls[1:]:
+        require_same(fingerprint, control.fingerprint(config.verifier.served_name), control.base_url)
+    return ServerFacts(fingerprint=fingerprint, markers=controls[0].markers(config.verifier))
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:
@@ -69,19 +133,26 @@ def _write(
     config: RunConfig,
     inputs: dict[str, str],
     fingerprint: Fingerprint,
+    sent: Tally,
     *,
-    failures: int,
     seconds: float,
     complete: bool,
 ) -> Manifest:
-    tally = Tally(failures=failures)
+    whole = Tally()
     for trace in read_journal(config.traces_path, Trace):
-        tally.add(trace)
+        whole.add(trace)
     manifest = manifest_of(
         "generate",
         settings=_settings(config),
         inputs=inputs,
-        figures={**asdict(tally), "server": msgspec.to_builtins(fingerprint)},
+        figures={
+            "traces": whole.traces,
+            "thinking_tokens": whole.thinking_tokens,
+            "response_tokens": whole.response_tokens,
+            "truncated": whole.truncated,
+            "failures": sum(sent.failures.values()),
+            "server": msgspec.to_builtins(fingerprint),
+        },
         seconds=seconds,
         complete=complete,
     )

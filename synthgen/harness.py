@@ -1,14 +1,16 @@
-"""Keep a server busy and every reply safe: prompts in, traces and failures out.
+"""Keep the servers busy and every reply safe: prompts in, traces and failures out.
 
-A fixed number of workers take (prompt, sample) keys that have no trace yet, and free their slot
-only when the record is durable. What a run still owes is what its journal lacks, so resuming is
-running again.
+Workers take keys from the schedule, wait for room on a server, and free their slot only when the record
+is durable. What a run still owes is what its journal lacks, so resuming is running again. A server that
+is gone costs nobody a try: its requests go back to the schedule and wait.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,33 +18,20 @@ from pathlib import Path
 from synthgen.client.api import ApiClient, chat_body
 from synthgen.client.control import Control
 from synthgen.corpus.config import RunConfig
-from synthgen.corpus.console import Bar, bar
-from synthgen.corpus.journal import Journal, read_journal
-from synthgen.corpus.records import Failure, FailureKind, Finish, SeedPrompt, Timing, Trace
+from synthgen.corpus.journal import Journal
+from synthgen.corpus.records import Failure, FailureKind, SeedPrompt, Timing, Trace
 from synthgen.errors import RequestFailed, ServerUnreachable
-from synthgen.traces import ServerFacts, sampling_of, thinking_length, trace_of
+from synthgen.limiter import Limit, first_limit
+from synthgen.panel import Panel
+from synthgen.pool import Endpoint, Pool
+from synthgen.schedule import Key, LengthModel, Schedule
+from synthgen.tally import Tally
+from synthgen.traces import ServerFacts, sampling_of, trace_of
 
-Key = tuple[SeedPrompt, int]
-
-
-@dataclass(slots=True, kw_only=True)
-class Tally:
-    """Counts of a corpus, or of one call's part of it."""
-
-    traces: int = 0
-    failures: int = 0
-    thinking_tokens: int = 0
-    response_tokens: int = 0
-    """Output tokens after the thinking, tool calls and the closing token included."""
-    truncated: int = 0
-
-    def add(self, trace: Trace) -> None:
-        """Count one trace."""
-        thinking = thinking_length(trace)
-        self.traces += 1
-        self.thinking_tokens += thinking
-        self.response_tokens += len(trace.output_token_ids) - thinking
-        self.truncated += trace.finish is Finish.LENGTH
+TAIL_ROUNDS = 4
+"""The last rows, this many times what is in flight, go out longest first."""
+FIRST_LENGTH_GUESS = 0.5
+"""Expected length of a reply before any is known, as a part of max_tokens."""
 
 
 def wanted_keys(prompts: Iterable[SeedPrompt], samples_per_prompt: int) -> Iterator[Key]:
@@ -52,49 +41,96 @@ def wanted_keys(prompts: Iterable[SeedPrompt], samples_per_prompt: int) -> Itera
             yield prompt, index
 
 
-def finished_keys(journal: Path) -> set[tuple[str, int]]:
-    """The keys that have a trace, in one pass over the journal."""
-    return {trace.key for trace in read_journal(journal, Trace)}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Journals:
+    """Where a run's records go."""
+
+    traces: Path
+    failures: Path
 
 
 async def send_all(
-    config: RunConfig, base_url: str, key: str | None, todo: list[Key], server: ServerFacts
+    config: RunConfig,
+    base_urls: tuple[str, ...],
+    key: str | None,
+    todo: list[Key],
+    server: ServerFacts,
+    journals: Journals,
 ) -> Tally:
     """Send `todo` and journal what comes back; return the tally of this call.
 
-    Raises ServerUnreachable when the server is gone; everything received before is in the journal.
+    Raises ServerUnreachable when no server is there for too long; what was received is in the journal.
     """
+    segment_bytes = config.generate.segment_mib << 20
+    async with contextlib.AsyncExitStack() as stack:
+        traces = await stack.enter_async_context(Journal(journals.traces, segment_bytes))
+        failures = await stack.enter_async_context(Journal(journals.failures, segment_bytes))
+        endpoints = [
+            await _endpoint(stack, config, url, key, most=len(todo)) for url in dict.fromkeys(base_urls)
+        ]
+        pool = Pool(
+            endpoints,
+            automatic=config.generate.concurrency == "auto",
+            model=config.verifier.served_name,
+            fingerprint=server.fingerprint,
+            down_wait_s=config.generate.down_wait_s,
+        )
+        lengths = LengthModel(config.generate.max_tokens * FIRST_LENGTH_GUESS)
+        sender = _Sender(
+            config=config,
+            pool=pool,
+            server=server,
+            traces=traces,
+            failures=failures,
+            lengths=lengths,
+            schedule=Schedule(todo, lengths),
+            tally=Tally(wanted=len(todo)),
+        )
+        with Panel(sender.tally, pool, config.generate.metrics_port) as panel:
+            await _run(sender, panel)
+        sender.tally.seconds_down = pool.seconds_down
+    return sender.tally
+
+
+async def _endpoint(
+    stack: contextlib.AsyncExitStack, config: RunConfig, url: str, key: str | None, most: int
+) -> Endpoint:
     settings = config.generate
+    fixed = settings.concurrency
+    limit = (
+        first_limit(settings.max_concurrency)
+        if fixed == "auto"
+        else Limit(value=int(fixed), ceiling=int(fixed))
+    )
     client = ApiClient(
-        base_url,
+        url,
         api_key=key,
-        concurrency=settings.concurrency,
+        concurrency=min(limit.ceiling, most),
         timeout_s=60 + settings.seconds_per_token * settings.max_tokens,
         retry_attempts=settings.retry_attempts,
         retry_seconds=settings.retry_seconds,
     )
-    async with client, Journal(config.traces_path) as traces, Journal(config.failures_path) as failures:
-        with bar("generate", len(todo)) as progress:
-            sender = _Sender(
-                config=config,
-                client=client,
-                control=Control(base_url, key),
-                server=server,
-                traces=traces,
-                failures=failures,
-                progress=progress,
-            )
-            await _run_workers(sender, iter(todo), min(settings.concurrency, len(todo)))
-    return sender.tally
+    return Endpoint(client=await stack.enter_async_context(client), control=Control(url, key), limit=limit)
 
 
-async def _run_workers(sender: _Sender, queue: Iterator[Key], count: int) -> None:
+async def _run(sender: _Sender, panel: Panel) -> None:
+    """Workers until the schedule is empty, and the watch beside them."""
+    workers = min(sum(e.limit.ceiling for e in sender.pool.endpoints), len(sender.schedule))
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(count):
-                group.create_task(sender.drain(queue))
+            watch = group.create_task(sender.pool.watch(lambda: sender.look(panel)))
+            async with asyncio.TaskGroup() as senders:
+                for _ in range(workers):
+                    senders.create_task(sender.drain())
+            watch.cancel()
     except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from errors
+        raise _first(errors) from errors
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error that ended the run, out of nested groups."""
+    first = errors.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,41 +138,54 @@ class _Sender:
     """What all workers share."""
 
     config: RunConfig
-    client: ApiClient
-    control: Control
+    pool: Pool
     server: ServerFacts
     traces: Journal
     failures: Journal
-    progress: Bar
-    tally: Tally = field(default_factory=Tally)
-    started: float = field(default_factory=time.monotonic)
+    lengths: LengthModel
+    schedule: Schedule
+    tally: Tally
+    in_flight: Counter[str] = field(default_factory=Counter)
+    """Requests in flight by domain."""
 
-    async def drain(self, queue: Iterator[Key]) -> None:
-        for prompt, index in queue:
-            await self._send(prompt, index)
-            self._show()
+    async def drain(self) -> None:
+        """Send until nothing is left."""
+        while len(self.schedule):
+            async with self.pool.slot() as endpoint:
+                key = self.schedule.take(tail=TAIL_ROUNDS * self.pool.limit)
+                if key is None:
+                    return
+                self.in_flight[key[0].domain] += 1
+                try:
+                    await self._send(endpoint, *key)
+                finally:
+                    self.in_flight[key[0].domain] -= 1
 
-    async def _send(self, prompt: SeedPrompt, index: int) -> None:
-        sampling = sampling_of(self.config)
+    async def _send(self, endpoint: Endpoint, prompt: SeedPrompt, index: int) -> None:
+        sampling = sampling_of(self.config, prompt)
+        body = chat_body(
+            prompt, self.config.verifier.served_name, sampling, stream=self.config.generate.stream
+        )
         started_at = time.time()
         try:
-            reply, attempts = await self.client.chat(
-                chat_body(prompt, self.config.verifier.served_name, sampling)
-            )
+            reply, attempts = await endpoint.client.chat(body)
             timing = Timing(started_at=started_at, seconds=time.time() - started_at)
             trace = trace_of(prompt, index, reply, sampling, self.server, attempts, timing)
+        except ServerUnreachable:
+            self.pool.set_aside(endpoint)
+            self.schedule.give_back((prompt, index))
         except RequestFailed as error:
             await self._record_failure(prompt, index, error)
         else:
-            await self.traces.append(trace)
-            self.tally.add(trace)
+            await self._record_trace(endpoint, trace)
+
+    async def _record_trace(self, endpoint: Endpoint, trace: Trace) -> None:
+        await self.traces.append(trace)
+        self.tally.add(trace)
+        endpoint.tokens += len(trace.output_token_ids)
+        self.lengths.observe(trace.domain, len(trace.output_token_ids))
 
     async def _record_failure(self, prompt: SeedPrompt, index: int, error: RequestFailed) -> None:
-        if error.kind == FailureKind.TRANSPORT and not await asyncio.to_thread(self.control.is_healthy):
-            raise ServerUnreachable(
-                f"{self.control.base_url} stopped answering ({error}). All replies so far are in "
-                f"{self.traces.path}; run the same command again to go on"
-            ) from error
         failure = Failure(
             seed_id=prompt.id,
             sample_index=index,
@@ -145,12 +194,14 @@ class _Sender:
             attempts=error.attempts,
         )
         await self.failures.append(failure)
-        self.tally.failures += 1
+        self.tally.add_failure(failure)
 
-    def _show(self) -> None:
-        tokens = self.tally.thinking_tokens + self.tally.response_tokens
-        rate = tokens / max(time.monotonic() - self.started, 1e-9)
-        note = f"{rate:,.0f} tok/s, {self.tally.truncated} cut"
-        if self.tally.failures:
-            note += f", {self.tally.failures} failed"
-        self.progress.advance(note=note)
+    def look(self, panel: Panel) -> None:
+        """Note how busy the servers are, and show it."""
+        self.tally.look(
+            in_flight=self.pool.in_flight,
+            limit=self.pool.limit,
+            retried=sum(endpoint.client.retried for endpoint in self.pool.endpoints),
+            tokens_left=self.schedule.tokens_left(self.in_flight),
+        )
+        panel.show()

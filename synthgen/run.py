@@ -24,11 +24,14 @@ from rich.table import Table
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import console
 from synthgen.corpus.files import in_units, require_free_disk
-from synthgen.corpus.manifest import require_manifest
+from synthgen.corpus.manifest import read_manifest, require_manifest
 from synthgen.corpus.settings import save_config
 from synthgen.corpus.verifier_config import read_shape
 from synthgen.errors import SynthgenError
 from synthgen.seeds import split_prompts
+
+ROWS_FAILED = 1
+"""What `synthgen generate` ends with when some rows are failures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,10 @@ def _run_stage(stage: Stage, config_path: Path) -> None:
         code = _wait(child)
     if code == 130:
         raise KeyboardInterrupt
-    if code != 0:
+    made = read_manifest(stage.artifact)
+    if code == ROWS_FAILED and made is not None and made.complete:
+        console.print("going on without the rows that failed")
+    elif code != 0:
         raise StageFailed(stage, code)
 
 

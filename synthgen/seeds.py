@@ -2,7 +2,8 @@
 
 A line of a file is one JSON object: OpenAI `messages` (with `tools` if any), or a single text under
 `prompt`, `question` or `instruction` (with `input`), or the first of `turns`. `domain` names the
-kind of prompt; without it `category` is taken, else the file's name.
+kind of prompt; without it `category` is taken, else the file's name. `sampling` overrides the run's
+temperature, top_p, max_tokens or thinking for this prompt.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import msgspec
 
 from synthgen.corpus.config import PromptsConfig
-from synthgen.corpus.records import Message, SeedPrompt, seed_id
+from synthgen.corpus.records import Message, SamplingOverride, SeedPrompt, seed_id
 from synthgen.errors import InputError
 
 TEXT_KEYS = ("prompt", "question", "instruction")
@@ -92,12 +93,14 @@ def _prompt(row: dict[str, Any], path: Path, number: int) -> SeedPrompt:
     try:
         messages = msgspec.convert(_messages(row), tuple[Message, ...])
         tools = msgspec.convert(row.get("tools") or (), tuple[dict[str, Any], ...])
+        sampling = msgspec.convert(row.get("sampling"), SamplingOverride | None)
         return SeedPrompt(
-            id=seed_id(messages, tools),
+            id=seed_id(messages, tools, sampling),
             source=path.name,
             domain=str(row.get("domain") or row.get("category") or path.stem),
             messages=messages,
             tools=tools,
+            sampling=sampling,
         )
     except (msgspec.ValidationError, ValueError) as error:
         raise InputError(f"{path}:{number}:1: {error}") from error

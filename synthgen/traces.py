@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from synthgen.client.api import ChatReply
+import msgspec
+
 from synthgen.client.control import Fingerprint, Markers
+from synthgen.client.replies import ChatReply
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.records import (
     FailureKind,
@@ -27,15 +29,19 @@ class ServerFacts:
     markers: Markers
 
 
-def sampling_of(config: RunConfig) -> Sampling:
-    """How this run samples."""
+def sampling_of(config: RunConfig, prompt: SeedPrompt | None = None) -> Sampling:
+    """How this run samples, for `prompt` with what it overrides."""
     settings = config.generate
-    return Sampling(
+    sampling = Sampling(
         temperature=settings.temperature,
         top_p=settings.top_p,
         max_tokens=settings.max_tokens,
         thinking=settings.thinking,
     )
+    if prompt is None or prompt.sampling is None:
+        return sampling
+    asked = {k: v for k, v in msgspec.structs.asdict(prompt.sampling).items() if v is not None}
+    return msgspec.structs.replace(sampling, **asked)
 
 
 def trace_of(

@@ -28,7 +28,8 @@ from eagle.shards import read_all
 from eagle.taps import TapPoints
 from eagle.verifier import VerifierWeights, read_weights
 from eagle.vocab import VocabMap, load_vocab
-from synthgen.client.api import ApiClient, ChatReply, chat_body
+from synthgen.client.api import ApiClient, chat_body
+from synthgen.client.replies import ChatReply
 from synthgen.client.control import Control
 from synthgen.client.launch import capturing, started
 from synthgen.corpus.config import RunConfig
@@ -239,7 +240,7 @@ def test_a_reply_that_would_retokenize_differently_keeps_the_sampled_ids(
     """At a high temperature some replies are spelled in unusual tokens: the ids in the corpus are those."""
     values = yaml.safe_load(line.path.read_text())
     values["run_dir"] = str(tmp_path / "hot")
-    values["server"]["base_url"] = capture_url
+    values["server"]["base_urls"] = [capture_url]
     values["prompts"] |= {"limit": 24}
     values["generate"] |= {"temperature": 1.6, "max_tokens": 64}
     config = load_config(write_config(values))

@@ -1,11 +1,14 @@
 """One request, one reply: the `openai` package's aiohttp transport, decoded by msgspec into types.
 
 The only place that retries: transport errors and 408/409/425/429/5xx, with jitter, `Retry-After`
-honoured, bounded in count and time. Any other 4xx fails at once. A cut reply is a result.
+honoured, bounded in count and time. Any other 4xx fails at once. A cut reply is a result. When the
+server itself is gone, no retry is spent: that is ServerUnreachable, and for the caller to wait out.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -21,71 +24,38 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from synthgen.corpus.records import FailureKind, Sampling, SeedPrompt, ToolCall
-from synthgen.errors import RequestFailed
+from synthgen.client.replies import ChatReply, CompletionReply
+from synthgen.client.stream import read_stream
+from synthgen.corpus.records import FailureKind, Sampling, SeedPrompt
+from synthgen.errors import RequestFailed, ServerUnreachable
 
 RETRIED_STATUSES = frozenset({408, 409, 425, 429})
+REFUSALS = frozenset({429, 503})
+GATEWAY_STATUSES = frozenset({502, 503, 504})
+"""What a proxy answers when the server behind it is gone; a busy server answers 503 too."""
+HEALTH_TIMEOUT_S = 5.0
 # vLLM closes idle sockets after 5 s; reusing one at that moment loses the request.
 KEEPALIVE_S = 4.0
 _BACKOFF = wait_random_exponential(multiplier=0.5, max=20)
+JSON = {"Content-Type": "application/json"}
 T = TypeVar("T")
 
 
-class ReplyMessage(msgspec.Struct, frozen=True):
-    """The message of a reply; older servers write `reasoning_content`."""
-
-    content: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: tuple[ToolCall, ...] | None = None
-
-
-class ReplyChoice(msgspec.Struct, frozen=True):
-    """One choice of a chat completion."""
-
-    message: ReplyMessage
-    finish_reason: str | None = None
-    token_ids: tuple[int, ...] | None = None
-
-
-class ReplyUsage(msgspec.Struct, frozen=True):
-    """Token counts by the server."""
-
-    prompt_tokens: int
-    completion_tokens: int = 0
-
-
-class ChatReply(msgspec.Struct, frozen=True):
-    """A chat completion, reduced to what is used."""
-
-    choices: tuple[ReplyChoice, ...]
-    usage: ReplyUsage
-    prompt_token_ids: tuple[int, ...] | None = None
-    kv_transfer_params: dict[str, Any] | None = None
-
-
-class CompletionChoice(msgspec.Struct, frozen=True):
-    """One choice of a completion from token ids."""
-
-    token_ids: tuple[int, ...] | None = None
-    finish_reason: str | None = None
-
-
-class CompletionReply(msgspec.Struct, frozen=True):
-    """A completion from token ids, reduced to what is used."""
-
-    choices: tuple[CompletionChoice, ...]
-    usage: ReplyUsage
-    kv_transfer_params: dict[str, Any] | None = None
-
-
 class _Transient(Exception):
-    """A failure that another try may mend."""
+    """A failure that another try may mend, unless the server is gone."""
 
-    def __init__(self, kind: FailureKind, message: str, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self,
+        kind: FailureKind,
+        message: str,
+        *,
+        retry_after_s: float | None = None,
+        may_be_down: bool = False,
+    ) -> None:
         super().__init__(message)
         self.kind = kind
         self.retry_after_s = retry_after_s
+        self.may_be_down = may_be_down
 
 
 class ApiClient:
@@ -102,6 +72,10 @@ class ApiClient:
         retry_seconds: float,
     ) -> None:
         self._base_url = base_url.rstrip("/")
+        self.refused = 0
+        """Replies 429 and 503 so far."""
+        self.retried = 0
+        """Tries beyond the first so far."""
         self._retry_attempts = retry_attempts
         self._retry_seconds = retry_seconds
         self._http = DefaultAioHttpClient(
@@ -121,15 +95,30 @@ class ApiClient:
         await self._http.__aexit__(kind, error, trace)
 
     async def chat(self, body: dict[str, Any]) -> tuple[ChatReply, int]:
-        """Send a chat completion; return the reply and how many tries it took. Raises RequestFailed."""
-        return await self._post("/chat/completions", body, ChatReply)
+        """Send a chat completion; return the reply and how many tries it took.
+
+        With `stream: true` in the body the reply is put together from its events: the same record.
+        Raises RequestFailed, or ServerUnreachable when the server is gone.
+        """
+        content = msgspec.json.encode(body)
+        if body.get("stream"):
+            return await self._retried(lambda: self._stream_once("/chat/completions", content))
+        return await self._retried(lambda: self._post_once("/chat/completions", content, ChatReply))
 
     async def complete(self, body: dict[str, Any]) -> tuple[CompletionReply, int]:
-        """Send a completion from token ids; return the reply and the tries. Raises RequestFailed."""
-        return await self._post("/completions", body, CompletionReply)
-
-    async def _post(self, path: str, body: dict[str, Any], kind: type[T]) -> tuple[T, int]:
+        """Send a completion from token ids; return the reply and the tries. Raises as `chat`."""
         content = msgspec.json.encode(body)
+        return await self._retried(lambda: self._post_once("/completions", content, CompletionReply))
+
+    async def is_healthy(self) -> bool:
+        """Whether the server answers its health check."""
+        url = self._base_url.removesuffix("/v1") + "/health"
+        try:
+            return (await self._http.get(url, timeout=HEALTH_TIMEOUT_S)).status_code == 200
+        except httpx2.TransportError:
+            return False
+
+    async def _retried(self, send: Callable[[], Awaitable[T]]) -> tuple[T, int]:
         attempts = 0
         try:
             async for attempt in AsyncRetrying(
@@ -140,32 +129,56 @@ class ApiClient:
             ):
                 with attempt:
                     attempts = attempt.retry_state.attempt_number
-                    return await self._post_once(path, content, kind), attempts
+                    self.retried += attempts > 1
+                    return await self._told_apart(send), attempts
         except _Transient as error:
             raise RequestFailed(str(error), kind=error.kind, attempts=attempts) from error
         raise AssertionError("unreachable: the loop returns or raises")
 
-    async def _post_once(self, path: str, content: bytes, kind: type[T]) -> T:
+    async def _told_apart(self, send: Callable[[], Awaitable[T]]) -> T:
+        """One try; a failure that the server's absence explains is the server's, not the row's."""
         try:
-            response = await self._http.post(
-                self._base_url + path, content=content, headers={"Content-Type": "application/json"}
-            )
-        except httpx2.TransportError as error:
-            raise _Transient(FailureKind.TRANSPORT, f"{type(error).__name__}: {error}") from error
+            return await send()
+        except _Transient as error:
+            if error.may_be_down and not await self.is_healthy():
+                raise ServerUnreachable(f"{self._base_url} is gone: {error}") from error
+            raise
+
+    async def _post_once(self, path: str, content: bytes, kind: type[T]) -> T:
+        with _transport_errors():
+            response = await self._http.post(self._base_url + path, content=content, headers=JSON)
+        self._require_success(response)
+        with _decode_errors():
+            return msgspec.json.decode(response.content, type=kind)
+
+    async def _stream_once(self, path: str, content: bytes) -> ChatReply:
+        with _transport_errors():
+            url = self._base_url + path
+            async with self._http.stream("POST", url, content=content, headers=JSON) as response:
+                if response.status_code != 200:
+                    await response.aread()
+                self._require_success(response)
+                with _decode_errors():
+                    reply = await read_stream(response.aiter_lines())
+        if reply is None:
+            raise _Transient(FailureKind.TRANSPORT, "the stream ended before the reply did", may_be_down=True)
+        return reply
+
+    def _require_success(self, response: httpx2.Response) -> None:
         status = response.status_code
+        self.refused += status in REFUSALS
         if status in RETRIED_STATUSES or status >= 500:
-            raise _Transient(FailureKind.OVERLOADED, _said(response), _retry_after_s(response))
+            raise _Transient(
+                FailureKind.OVERLOADED,
+                _said(response),
+                retry_after_s=_retry_after_s(response),
+                may_be_down=status in GATEWAY_STATUSES,
+            )
         if status != 200:
             raise RequestFailed(_said(response), kind=FailureKind.REJECTED, attempts=1)
-        try:
-            return msgspec.json.decode(response.content, type=kind)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise RequestFailed(
-                f"the reply can't be read: {error}", kind=FailureKind.MALFORMED, attempts=1
-            ) from error
 
 
-def chat_body(prompt: SeedPrompt, model: str, sampling: Sampling) -> dict[str, Any]:
+def chat_body(prompt: SeedPrompt, model: str, sampling: Sampling, *, stream: bool = False) -> dict[str, Any]:
     """The chat completion that asks for a prompt's reply with its token ids."""
     body: dict[str, Any] = {
         "model": model,
@@ -176,9 +189,30 @@ def chat_body(prompt: SeedPrompt, model: str, sampling: Sampling) -> dict[str, A
         "return_token_ids": True,
         "chat_template_kwargs": {"thinking": sampling.thinking},
     }
+    if stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
     if prompt.tools:
         body["tools"] = list(prompt.tools)
     return body
+
+
+@contextlib.contextmanager
+def _transport_errors() -> Iterator[None]:
+    try:
+        yield
+    except httpx2.TransportError as error:
+        message = f"{type(error).__name__}: {error}".removesuffix(": ")
+        raise _Transient(FailureKind.TRANSPORT, message, may_be_down=True) from error
+
+
+@contextlib.contextmanager
+def _decode_errors() -> Iterator[None]:
+    try:
+        yield
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise RequestFailed(
+            f"the reply can't be read: {error}", kind=FailureKind.MALFORMED, attempts=1
+        ) from error
 
 
 def _said(response: httpx2.Response) -> str:

@@ -20,6 +20,7 @@ from synthgen.corpus.records import Record
 from synthgen.errors import ServerError, ServerMismatch, ServerUnreachable
 
 TIMEOUT_S = 30.0
+HEALTH_TIMEOUT_S = 5.0
 # Fixed texts whose ids give a tokenizer and a template away without loading either.
 TOKENIZER_PROBE = "The 3 quick foxes don't jump: 12,345.67 €  naïve 漢字 🙂\n\tdef f(x): return x**2"
 TEMPLATE_PROBE = (
@@ -30,6 +31,13 @@ TEMPLATE_PROBE = (
 _COUNTER = re.compile(
     r"^vllm:spec_decode_num_(drafts|draft_tokens|accepted_tokens|accepted_tokens_per_pos)_total"
     r"\{(.*?)\} (\S+)$",
+    re.MULTILINE,
+)
+
+# gpu_cache_usage_perc is what older vLLMs call it.
+_GAUGE = re.compile(
+    r"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc|gpu_cache_usage_perc"
+    r"|num_preemptions_total)\{.*?\} (\S+)$",
     re.MULTILINE,
 )
 
@@ -107,6 +115,18 @@ class SpecCounters:
         return [accepted / self.drafts for accepted in self.accepted_by_position]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLoad:
+    """How busy a server is, by its own `/metrics`."""
+
+    running: float
+    waiting: float
+    kv_usage: float
+    """Part of the KV cache in use, 0 to 1."""
+    preemptions: float
+    """Since the server started."""
+
+
 class Control:
     """The control calls of one server."""
 
@@ -118,7 +138,10 @@ class Control:
     def is_healthy(self) -> bool:
         """Whether the server answers /health with 200."""
         try:
-            return httpx.get(f"{self.root_url}/health", timeout=5.0, trust_env=False).status_code == 200
+            return (
+                httpx.get(f"{self.root_url}/health", timeout=HEALTH_TIMEOUT_S, trust_env=False).status_code
+                == 200
+            )
         except httpx.HTTPError:
             return False
 
@@ -134,7 +157,7 @@ class Control:
                 return entry
         names = ", ".join(repr(entry["id"]) for entry in served)
         raise ServerMismatch(
-            f"{self.base_url} serves {names}, not {name!r}: set verifier.served_name, or server.base_url to "
+            f"{self.base_url} serves {names}, not {name!r}: set verifier.served_name, or server.base_urls to "
             f"the server that has it"
         )
 
@@ -142,6 +165,11 @@ class Control:
         """Token ids of `prompt=` a text or `messages=` a conversation, by the server's own tokenizer."""
         body = {"model": model, "add_special_tokens": False, **content}
         return list(self._json("POST", f"{self.root_url}/tokenize", json=body)["tokens"])
+
+    def detokenize(self, model: str, tokens: list[int]) -> str:
+        """The text of token ids, special tokens included, by the server's own tokenizer."""
+        body = {"model": model, "tokens": tokens}
+        return str(self._json("POST", f"{self.root_url}/detokenize", json=body)["prompt"])
 
     def fingerprint(self, model: str) -> Fingerprint:
         """What the server is: model, limits, version, tokenizer and template."""
@@ -172,6 +200,24 @@ class Control:
         return Markers(
             think_end=single(verifier.think_end, "think_end"),
             tool_section=single(verifier.tool_section, "tool_section"),
+        )
+
+    def load(self) -> ServerLoad | None:
+        """How busy the server is; None when it shows no metrics or doesn't answer."""
+        try:
+            response = httpx.get(f"{self.root_url}/metrics", timeout=HEALTH_TIMEOUT_S, trust_env=False)
+        except httpx.HTTPError:
+            return None
+        found: dict[str, float] = {}
+        for name, value in _GAUGE.findall(response.text):
+            found[name] = found.get(name, 0.0) + float(value)
+        if "num_requests_running" not in found:
+            return None
+        return ServerLoad(
+            running=found["num_requests_running"],
+            waiting=found.get("num_requests_waiting", 0.0),
+            kv_usage=found.get("kv_cache_usage_perc", found.get("gpu_cache_usage_perc", 0.0)),
+            preemptions=found.get("num_preemptions_total", 0.0),
         )
 
     def spec_counters(self) -> SpecCounters:
@@ -211,7 +257,7 @@ class Control:
         except httpx.HTTPError as error:
             raise ServerUnreachable(
                 f"nothing answers at {url}: {error or type(error).__name__}. Start the server "
-                f"(`synthgen serve CONFIG`), or set server.base_url to where it is"
+                f"(`synthgen serve CONFIG`), or set server.base_urls to where it is"
             ) from error
         if response.status_code != 200:
             raise ServerMismatch(f"{url} answered {response.status_code}: {response.text[:300]}")

@@ -183,12 +183,19 @@ def started(config: RunConfig, *servings: Serving) -> Iterator[list[VllmProcess]
 
 @contextlib.contextmanager
 def serving_url(config: RunConfig, serving: Serving) -> Iterator[str]:
-    """The URL of `server.base_url` if it is set, otherwise of a server started for the block."""
-    if config.server.base_url is not None:
-        yield config.server.base_url
+    """The first of `server.base_urls`, or of a server started for the block when there are none."""
+    with serving_urls(config, serving) as urls:
+        yield urls[0]
+
+
+@contextlib.contextmanager
+def serving_urls(config: RunConfig, serving: Serving) -> Iterator[tuple[str, ...]]:
+    """`server.base_urls` if there are any, otherwise the URL of a server started for the block."""
+    if config.server.base_urls:
+        yield config.server.base_urls
         return
     with started(config, serving) as (process,):
-        yield process.base_url
+        yield (process.base_url,)
 
 
 def own_error(log: Path) -> str:
@@ -211,7 +218,7 @@ def _require_free_port(host: str, port: int) -> None:
         if probe.connect_ex((host, port)) == 0:
             raise ServerStartError(
                 f"port {port} of {host} is taken by another process: set server.port to a free one, or "
-                f"server.base_url to use the server that runs there"
+                f"server.base_urls to use the server that runs there"
             )
 
 

@@ -51,10 +51,10 @@ class PromptsConfig(Section, frozen=True, kw_only=True):
 
 
 class ServerConfig(Section, frozen=True, kw_only=True):
-    """A vLLM that stages start for themselves, unless `base_url` names one that runs already."""
+    """A vLLM that stages start for themselves, unless `base_urls` names some that run already."""
 
-    base_url: str | None
-    """For instance http://127.0.0.1:8000/v1; null starts one where it is needed."""
+    base_urls: tuple[str, ...]
+    """For instance [http://127.0.0.1:8000/v1]; several share the requests; empty starts one."""
     api_key_env: str
     """Name of the environment variable that holds the key, if the server wants one."""
     host: str
@@ -101,24 +101,37 @@ class GenerateConfig(Section, frozen=True, kw_only=True):
     """Longest reply, thinking included, in tokens."""
     thinking: bool
     samples_per_prompt: int
-    concurrency: int
-    """Requests in flight."""
+    concurrency: int | Literal["auto"]
+    """Requests in flight on each server; auto finds it from the server's own metrics."""
+    max_concurrency: int
+    """Auto never goes over this, on each server."""
+    stream: bool
+    """Whether replies are streamed: for links with a proxy that cuts silent connections."""
     retry_attempts: int
     """Tries of one request, the first included."""
     retry_seconds: float
     """Longest time spent on one request's retries."""
     seconds_per_token: float
     """Time limit of a request: 60 s and this for each token of max_tokens."""
+    down_wait_s: float
+    """A server that is gone is waited for this long before the run ends."""
+    segment_mib: int
+    """A journal goes on in a new file after this many MiB."""
+    metrics_port: int | None
+    """Port of a Prometheus endpoint on the loopback address; null for none."""
 
     def __post_init__(self) -> None:
         for name in (
             "max_tokens",
             "samples_per_prompt",
-            "concurrency",
+            "max_concurrency",
             "retry_attempts",
             "seconds_per_token",
+            "segment_mib",
         ):
             _positive(self, name)
+        if self.concurrency != "auto":
+            _positive(self, "concurrency")
         if self.temperature < 0 or not 0 < self.top_p <= 1:
             raise ValueError(f"temperature {self.temperature} or top_p {self.top_p} is out of range")
         if self.temperature == 0 and self.samples_per_prompt > 1:

@@ -1,9 +1,12 @@
 """Append-only JSONL journals: nothing that was paid for is lost, nothing torn is read.
 
-One writer a journal, held by a lock. Records are written by *group commit*: whatever is waiting goes out in one
-write and one `fdatasync`, and only then are its callers told, so a request's slot is freed after
-its record is durable. On opening, a torn tail is cut back to the last newline. Lines are split on
-`b"\\n"` only: U+2028 is legal inside JSON.
+One writer a journal, held by a lock. Records are written by *group commit*: whatever is waiting goes
+out in one write and one `fdatasync`, and only then are its callers told, so a request's slot is freed
+after its record is durable. On opening, a torn tail is cut back to the last newline. Lines are split
+on `b"\\n"` only: U+2028 is legal inside JSON.
+
+A long journal goes on in segments: `traces.jsonl`, `traces.00001.jsonl` and so on; the shards of a job
+array write `traces-1of4.jsonl` beside each other. Reading `traces.jsonl` reads them all.
 """
 
 from __future__ import annotations
@@ -23,13 +26,18 @@ from synthgen.corpus.records import Record
 from synthgen.errors import ArtifactError, DiskError
 
 R = TypeVar("R", bound=Record)
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 class Journal:
-    """The writer of one journal, used as `async with Journal(path) as journal`."""
+    """The writer of one journal, used as `async with Journal(path) as journal`.
 
-    def __init__(self, path: Path) -> None:
+    After `segment_bytes` it goes on in a new file. Raises ArtifactError when another process writes it.
+    """
+
+    def __init__(self, path: Path, segment_bytes: int | None = None) -> None:
         self.path = path
+        self._segment_bytes = segment_bytes
         self._waiting: list[tuple[bytes, asyncio.Future[None]]] = []
         self._wake = asyncio.Event()
         self._closing = False
@@ -37,15 +45,17 @@ class Journal:
 
     async def __aenter__(self) -> Self:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._lock = _open(self.path)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            os.close(self._file)
+            os.close(self._lock)
             raise ArtifactError(
                 f"{self.path}: another process is writing it: wait until it ends, or choose another run_dir"
             ) from error
-        repair(self.path)
+        self._segment = _own_segments(self.path)[-1]
+        repair(self._segment)
+        self._file = _open(self._segment)
         self._writer = asyncio.create_task(self._write_groups())
         return self
 
@@ -58,6 +68,7 @@ class Journal:
             await self._writer
         finally:
             os.close(self._file)
+            os.close(self._lock)
 
     async def append(self, record: Record) -> None:
         """Return once `record` is on disk. Raises DiskError when it can't be."""
@@ -79,12 +90,21 @@ class Journal:
             data = b"".join(line for line, _ in group)
             try:
                 await asyncio.to_thread(_write_durably, self._file, data)
+                self._rotate()
             except OSError as error:
                 self._fail(group, error)
                 raise self._disk_error(error) from error
             for _, done in group:
                 if not done.done():
                     done.set_result(None)
+
+    def _rotate(self) -> None:
+        if self._segment_bytes is None or os.fstat(self._file).st_size < self._segment_bytes:
+            return
+        number = len(_own_segments(self.path))
+        self._segment = self.path.with_suffix(f".{number:05d}{self.path.suffix}")
+        os.close(self._file)
+        self._file = _open(self._segment)
 
     def _fail(self, group: list[tuple[bytes, asyncio.Future[None]]], error: OSError) -> None:
         for _, done in group + self._waiting:
@@ -103,6 +123,20 @@ def write_journal(path: Path, records: Iterable[Record]) -> None:
     """Write a whole journal at once, in place of an older one."""
     with written_aside(path) as aside:
         aside.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+
+def _own_segments(path: Path) -> list[Path]:
+    """A journal's files in the order of writing, the first whether it is there or not."""
+    return [path, *sorted(path.parent.glob(f"{path.stem}.[0-9]*{path.suffix}"))]
+
+
+def segments(path: Path) -> list[Path]:
+    """All files of a journal, those of the shards of a job array included."""
+    return sorted(path.parent.glob(f"{path.stem}*{path.suffix}"), key=lambda segment: segment.stem)
 
 
 def _write_durably(file: int, data: bytes) -> None:
@@ -135,22 +169,37 @@ def _after_last_newline(file: int, size: int, block_bytes: int = 1 << 16) -> int
     return 0
 
 
+class _Keyed(msgspec.Struct, frozen=True):
+    """What resuming needs of a record; decoding the rest would take ten times as long."""
+
+    seed_id: str
+    sample_index: int
+
+
 def read_journal(path: Path, kind: type[R]) -> Iterator[R]:
     """Yield the records of a journal; a torn last line is passed over. A missing file is empty.
 
     Raises ArtifactError naming file and line when a complete line isn't a record of `kind`.
     """
-    if not path.exists():
-        return
+    return _decoded(path, kind, kind.__name__)
+
+
+def read_keys(path: Path) -> set[tuple[str, int]]:
+    """The (seed id, sample index) of every record, in one pass. Raises ArtifactError as `read_journal`."""
+    return {(record.seed_id, record.sample_index) for record in _decoded(path, _Keyed, "record with a key")}
+
+
+def _decoded(path: Path, kind: type[S], name: str) -> Iterator[S]:
     decoder = msgspec.json.Decoder(kind)
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
-                return
-            try:
-                yield decoder.decode(line)
-            except (msgspec.DecodeError, msgspec.ValidationError) as error:
-                raise ArtifactError(
-                    f"{path}:{number}: not a {kind.__name__}: {error}. The file was changed by hand or by "
-                    f"another release: restore it, or move it away to start anew"
-                ) from error
+    for segment in segments(path):
+        with segment.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    yield decoder.decode(line)
+                except (msgspec.DecodeError, msgspec.ValidationError) as error:
+                    raise ArtifactError(
+                        f"{segment}:{number}: not a {name}: {error}. The file was changed by hand or by "
+                        f"another release: restore it, or move it away to start anew"
+                    ) from error

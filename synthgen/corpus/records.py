@@ -44,6 +44,15 @@ class Message(Record, frozen=True, kw_only=True):
     tool_call_id: str | None = None
 
 
+class SamplingOverride(Record, frozen=True, kw_only=True):
+    """What a prompt asks to be sampled otherwise than the run does; None keeps the run's value."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    max_tokens: int | None = None
+    thinking: bool | None = None
+
+
 class SeedPrompt(Record, frozen=True, kw_only=True):
     """A prompt to send. `id` is a hash of its content, so it survives reordering and resuming."""
 
@@ -53,6 +62,7 @@ class SeedPrompt(Record, frozen=True, kw_only=True):
     domain: str
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...] = ()
+    sampling: SamplingOverride | None = None
 
     def __post_init__(self) -> None:
         if not self.messages or self.messages[-1].role not in ("user", "tool"):
@@ -214,9 +224,14 @@ class Sample(Record, frozen=True, kw_only=True):
         )
 
 
-def seed_id(messages: tuple[Message, ...], tools: tuple[dict[str, Any], ...] = ()) -> str:
+def seed_id(
+    messages: tuple[Message, ...],
+    tools: tuple[dict[str, Any], ...] = (),
+    sampling: SamplingOverride | None = None,
+) -> str:
     """The id of a prompt: 16 hex digits of the sha256 of its canonical JSON."""
-    content = msgspec.json.encode((messages, tools), order="deterministic")
+    parts = (messages, tools) if sampling is None else (messages, tools, sampling)
+    content = msgspec.json.encode(parts, order="deterministic")
     return hashlib.sha256(content).hexdigest()[:16]
 
 

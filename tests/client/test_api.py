@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from synthgen.client.api import ApiClient, ChatReply
+from synthgen.client.api import ApiClient
+from synthgen.client.replies import ChatReply
 from synthgen.corpus.records import FailureKind
-from synthgen.errors import RequestFailed
+from synthgen.errors import RequestFailed, ServerUnreachable
 from tests.scripted_server import ScriptedServer, chat_reply
 
 
@@ -168,9 +169,8 @@ def test_the_key_is_in_no_error(server: ScriptedServer) -> None:
     assert "a-secret" not in str(caught.value)
 
 
-def test_nobody_listening_is_a_transport_failure(server: ScriptedServer) -> None:
-    """A dead port fails by its kind, so that the harness can ask whether the server is gone."""
+def test_nobody_listening_is_a_server_that_is_gone(server: ScriptedServer) -> None:
+    """A dead port is told from a failed row: no tries are spent on it."""
     server.port = 9  # discard: nothing listens there
-    with pytest.raises(RequestFailed) as caught:
-        chat(server, attempts=1)
-    assert caught.value.kind == FailureKind.TRANSPORT
+    with pytest.raises(ServerUnreachable, match=r"http://127\.0\.0\.1:9/v1 is gone"):
+        chat(server)

@@ -67,8 +67,8 @@ def test_the_drafting_server_takes_the_draft(config: RunConfig, tmp_path: Path) 
 def test_a_running_server_is_used_as_it_is(
     config: RunConfig, demo_values: dict[str, Any], write_config: Any
 ) -> None:
-    """With server.base_url nothing is started."""
-    demo_values["server"]["base_url"] = "http://127.0.0.1:9/v1"
+    """With server.base_urls nothing is started."""
+    demo_values["server"]["base_urls"] = ["http://127.0.0.1:9/v1"]
     with serving_url(load_config(write_config(demo_values)), plain(config)) as url:
         assert url == "http://127.0.0.1:9/v1"
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synthgen.corpus.journal import Journal, read_journal, repair, write_journal
+from synthgen.corpus.journal import Journal, read_journal, read_keys, repair, segments, write_journal
 from synthgen.corpus.records import Failure, FailureKind
 from synthgen.errors import ArtifactError, DiskError
 
@@ -122,6 +122,29 @@ def test_a_full_disk_is_an_error_that_names_the_file_and_never_hangs() -> None:
 
     with pytest.raises(DiskError, match=r"/dev/full: No space left on device\. All records before are safe"):
         asyncio.run(work())
+
+
+def test_a_long_journal_goes_on_in_segments_and_reads_as_one(tmp_path: Path) -> None:
+    """A new file after sixty bytes, here after every record; the next session goes on in the last."""
+    path = tmp_path / "j.jsonl"
+
+    async def append(*numbers: int) -> None:
+        async with Journal(path, segment_bytes=60) as journal:
+            for number in numbers:
+                await journal.append(failure(number))
+
+    asyncio.run(append(1, 2))
+    asyncio.run(append(3))
+    assert [p.name for p in segments(path)] == ["j.jsonl", "j.00001.jsonl", "j.00002.jsonl", "j.00003.jsonl"]
+    assert [r.seed_id for r in read_journal(path, Failure)] == ["s1", "s2", "s3"]
+    assert read_keys(path) == {("s1", 0), ("s2", 0), ("s3", 0)}
+
+
+def test_the_shards_of_a_job_array_read_as_one_journal(tmp_path: Path) -> None:
+    """Each has a file and a lock of its own."""
+    for shard in (1, 2):
+        append_all(tmp_path / f"traces-{shard}of2.jsonl", [failure(shard)])
+    assert read_keys(tmp_path / "traces.jsonl") == {("s1", 0), ("s2", 0)}
 
 
 def test_two_writers_cannot_share_a_journal(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,8 +17,8 @@ from synthgen.corpus.config import RunConfig
 from synthgen.corpus.journal import read_journal
 from synthgen.corpus.manifest import read_manifest
 from synthgen.corpus.records import Failure, FailureKind, SeedPrompt, Trace
-from synthgen.errors import ArtifactError, ServerMismatch, ServerUnreachable
-from synthgen.generate import generate
+from synthgen.errors import ArtifactError, ConfigError, ServerMismatch, ServerUnreachable
+from synthgen.generate import Request, Shard, generate
 from tests.scripted_server import ScriptedServer, chat_reply
 
 
@@ -33,7 +34,7 @@ def asked(server: ScriptedServer) -> list[str]:
 
 def test_every_prompt_gets_one_trace(server: ScriptedServer, scripted_config: RunConfig) -> None:
     """Twelve prompts, twelve traces, two held out and never sent."""
-    manifest = generate(scripted_config)
+    manifest, _ = generate(scripted_config)
     heldout = list(read_journal(scripted_config.heldout_path, SeedPrompt))
     assert manifest.figures["traces"] == len(traces(scripted_config)) == len(server.requests) == 12
     assert (manifest.figures["thinking_tokens"], manifest.figures["response_tokens"]) == (24, 24)
@@ -83,14 +84,14 @@ def test_a_failed_row_is_a_record_and_the_next_run_sends_only_that(
         return web.json_response(chat_reply())
 
     server.handler = refuse_one
-    manifest = generate(scripted_config)
+    manifest, _ = generate(scripted_config)
     (failure,) = read_journal(scripted_config.failures_path, Failure)
     assert (manifest.figures["traces"], manifest.figures["failures"]) == (11, 1)
     assert (failure.kind, failure.message, failure.attempts) == (FailureKind.REJECTED, "400: too long", 1)
     refused = asked(server)[0]
     server.requests.clear()
     server.handler = server._answer
-    assert generate(scripted_config).figures["traces"] == 12
+    assert generate(scripted_config)[0].figures["traces"] == 12
     assert asked(server) == [refused]
 
 
@@ -107,8 +108,13 @@ def test_a_server_that_goes_away_stops_the_run_and_loses_nothing(
         return web.json_response(chat_reply())
 
     server.handler = die_after_five
-    with pytest.raises(ServerUnreachable, match=r"stopped answering .* run the same command again to go on"):
-        generate(scripted_config)
+    impatient = msgspec.structs.replace(
+        scripted_config, generate=msgspec.structs.replace(scripted_config.generate, down_wait_s=1.0)
+    )
+    with pytest.raises(
+        ServerUnreachable, match=r"no server has answered for 1 s .* run the same command again"
+    ):
+        generate(impatient)
     kept = traces(scripted_config)
     found = read_manifest(scripted_config.corpus_path)
     assert 1 <= len(kept) <= 5
@@ -118,6 +124,132 @@ def test_a_server_that_goes_away_stops_the_run_and_loses_nothing(
     generate(scripted_config)
     keys = [trace.key for trace in traces(scripted_config)]
     assert len(keys) == len(set(keys)) == 12
+
+
+def test_a_server_that_comes_back_is_gone_on_with_and_no_try_is_spent(
+    server: ScriptedServer, scripted_config: RunConfig
+) -> None:
+    """A restart in the middle: everything waits, then all twelve replies come, each on its first try."""
+
+    async def restart(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if not server.healthy or len(server.requests) == 6:
+            if server.healthy:
+                server.healthy = False
+                threading.Timer(1.0, setattr, (server, "healthy", True)).start()
+            assert request.transport is not None
+            request.transport.close()
+        return web.json_response(chat_reply())
+
+    server.handler = restart
+    manifest, tally = generate(scripted_config)
+    assert (manifest.figures["traces"], manifest.figures["failures"]) == (12, 0)
+    assert [trace.attempts for trace in traces(scripted_config)] == [1] * 12
+    assert tally.retried == 0
+    assert tally.seconds_down > 0.5
+
+
+def test_two_servers_share_the_requests_and_one_may_die(
+    server: ScriptedServer, scripted_config: RunConfig
+) -> None:
+    """Both are used; what the dying one held goes to the other, and nothing fails."""
+    other = ScriptedServer()
+    other.start()
+    try:
+        both = msgspec.structs.replace(
+            scripted_config,
+            server=msgspec.structs.replace(
+                scripted_config.server, base_urls=(server.base_url, other.base_url)
+            ),
+        )
+
+        async def slow(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            await asyncio.sleep(0.1)
+            return web.json_response(chat_reply())
+
+        async def die(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            other.healthy = False
+            assert request.transport is not None
+            request.transport.close()
+            return web.Response()
+
+        server.handler, other.handler = slow, die
+        manifest, tally = generate(both)
+    finally:
+        other.stop()
+    assert (manifest.figures["traces"], manifest.figures["failures"]) == (12, 0)
+    assert len(other.requests) >= 1
+    assert tally.retried == 0
+
+
+def test_servers_that_differ_are_refused_with_the_field(
+    server: ScriptedServer, scripted_config: RunConfig
+) -> None:
+    """The other one's tokenizer gives other ids."""
+    other = ScriptedServer()
+    other.tokenizer_suffix = [7]
+    other.start()
+    try:
+        both = msgspec.structs.replace(
+            scripted_config,
+            server=msgspec.structs.replace(
+                scripted_config.server, base_urls=(server.base_url, other.base_url)
+            ),
+        )
+        with pytest.raises(ServerMismatch, match=r"is another server than the run's: its tokenizer is"):
+            generate(both)
+    finally:
+        other.stop()
+    assert server.requests == other.requests == []
+
+
+def test_shards_split_the_prompts_and_make_one_corpus(
+    server: ScriptedServer, scripted_config: RunConfig
+) -> None:
+    """Three parts, each prompt in one of them; the corpus is complete after the last."""
+    complete = []
+    for number in (1, 2, 3):
+        manifest, _ = generate(scripted_config, Request(shard=Shard(number, 3)))
+        complete.append(manifest.complete)
+    assert len(asked(server)) == len(set(asked(server))) == 12
+    assert complete == [False, False, True]
+    assert len(traces(scripted_config)) == 12
+
+
+@pytest.mark.parametrize("text", ["0/3", "4/3", "2", "a/b", "1/"])
+def test_a_wrong_shard_is_refused(text: str) -> None:
+    """i/n with 1 <= i <= n."""
+    with pytest.raises(ConfigError, match="write it as i/n"):
+        Shard.parse(text)
+
+
+def test_a_limited_call_leaves_the_corpus_incomplete(
+    server: ScriptedServer, scripted_config: RunConfig
+) -> None:
+    """Five rows now, the other seven with the next call."""
+    manifest, _ = generate(scripted_config, Request(limit=5))
+    assert (manifest.complete, len(server.requests)) == (False, 5)
+    manifest, _ = generate(scripted_config)
+    assert (manifest.complete, len(server.requests)) == (True, 12)
+
+
+def test_a_prompt_may_override_the_sampling(
+    server: ScriptedServer, scripted_config: RunConfig, tmp_path: Path
+) -> None:
+    """Its own temperature and thinking are sent and recorded; the rest is the run's."""
+    path = tmp_path / "own.jsonl"
+    path.write_text(
+        "".join(
+            f'{{"prompt": "q{i}", "sampling": {{"temperature": 0.1, "thinking": false}}}}\n' for i in range(3)
+        )
+    )
+    own = msgspec.structs.replace(
+        scripted_config, prompts=msgspec.structs.replace(scripted_config.prompts, files=(str(path),))
+    )
+    generate(own)
+    (trace,) = traces(own)
+    assert (server.requests[0]["temperature"], server.requests[0]["top_p"]) == (0.1, 1.0)
+    assert server.requests[0]["chat_template_kwargs"] == {"thinking": False}
+    assert (trace.sampling.temperature, trace.sampling.thinking, trace.think_end) == (0.1, False, None)
 
 
 @pytest.mark.timeout(30)
@@ -136,7 +268,7 @@ def test_ctrl_c_keeps_what_was_answered(server: ScriptedServer, scripted_config:
         generate(scripted_config)
     assert len(traces(scripted_config)) == 5
     server.handler = server._answer
-    assert generate(scripted_config).figures["traces"] == 12
+    assert generate(scripted_config)[0].figures["traces"] == 12
 
 
 def test_another_server_is_refused_for_the_same_corpus(
@@ -175,7 +307,7 @@ def test_a_dead_server_or_another_model_is_refused_before_anything_is_sent(
         generate(other)
     dead = msgspec.structs.replace(
         scripted_config,
-        server=msgspec.structs.replace(scripted_config.server, base_url="http://127.0.0.1:9/v1"),
+        server=msgspec.structs.replace(scripted_config.server, base_urls=("http://127.0.0.1:9/v1",)),
     )
     with pytest.raises(ServerUnreachable, match="nothing answers at"):
         generate(dead)

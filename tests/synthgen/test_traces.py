@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from synthgen.client.api import ChatReply
 from synthgen.client.control import Fingerprint, Markers
+from synthgen.client.replies import ChatReply
 from synthgen.corpus.records import (
     Failure,
     Finish,

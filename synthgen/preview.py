@@ -1,0 +1,59 @@
+"""A look before a long run: a few prompts as the model sees them, and what it makes of them.
+
+Nothing is written; the replies are for the eye.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from rich.text import Text
+
+from synthgen.client.api import ApiClient, chat_body
+from synthgen.client.control import Control, api_key
+from synthgen.client.launch import plain, serving_urls
+from synthgen.client.replies import ChatReply
+from synthgen.corpus.config import RunConfig
+from synthgen.corpus.console import console
+from synthgen.corpus.records import SeedPrompt
+from synthgen.errors import ServerMismatch
+from synthgen.seeds import split_prompts
+from synthgen.traces import sampling_of
+
+
+def preview(config: RunConfig, count: int) -> None:
+    """Print `count` rendered prompts and their replies, thinking and response in different colours."""
+    prompts = split_prompts(config.prompts, config.seed).corpus[:count]
+    with serving_urls(config, plain(config)) as (base_url, *_):
+        control = Control(base_url, api_key(config.server.api_key_env))
+        control.require_model(config.verifier.served_name)
+        for prompt, reply in zip(prompts, asyncio.run(_ask(config, base_url, prompts)), strict=True):
+            _print(config, control, prompt, reply)
+
+
+async def _ask(config: RunConfig, base_url: str, prompts: tuple[SeedPrompt, ...]) -> list[ChatReply]:
+    settings = config.generate
+    client = ApiClient(
+        base_url,
+        api_key=api_key(config.server.api_key_env),
+        concurrency=len(prompts),
+        timeout_s=60 + settings.seconds_per_token * settings.max_tokens,
+        retry_attempts=1,
+        retry_seconds=1.0,
+    )
+    async with client:
+        name = config.verifier.served_name
+        sent = [client.chat(chat_body(p, name, sampling_of(config, p))) for p in prompts]
+        return [reply for reply, _ in await asyncio.gather(*sent)]
+
+
+def _print(config: RunConfig, control: Control, prompt: SeedPrompt, reply: ChatReply) -> None:
+    choice = reply.choices[0]
+    if not reply.prompt_token_ids or not choice.token_ids:
+        raise ServerMismatch("the server returns no token ids: it must know `return_token_ids`")
+    name, message = config.verifier.served_name, choice.message
+    console.rule(f"[bold]{prompt.domain} {prompt.id}", align="left")
+    console.print(Text(control.detokenize(name, list(reply.prompt_token_ids)), style="dim"))
+    console.print(Text(message.reasoning or message.reasoning_content or "", style="cyan"))
+    console.print(Text(message.content or "", style="green"))
+    console.print(f"{len(choice.token_ids)} tokens, {choice.finish_reason}", style="dim")
