@@ -130,8 +130,7 @@ class Pool:
             await asyncio.sleep(LOOK_S)
             for endpoint in self.endpoints:
                 if endpoint.up:
-                    load = await asyncio.to_thread(endpoint.control.load)
-                    look = endpoint.look(load)
+                    look = endpoint.look(await endpoint.client.load())
                     if self._automatic:
                         endpoint.limit = next_limit(endpoint.limit, look)
                 elif time.monotonic() - probed >= PROBE_S:
@@ -143,7 +142,7 @@ class Pool:
             seen()
 
     async def _probe(self, endpoint: Endpoint) -> None:
-        if not await asyncio.to_thread(endpoint.control.is_healthy):
+        if not await endpoint.client.is_healthy():
             return
         try:
             found = await asyncio.to_thread(endpoint.control.fingerprint, self._model)

@@ -24,6 +24,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
+from synthgen.client.control import HEALTH_TIMEOUT_S, ServerLoad, parse_load
 from synthgen.client.replies import ChatReply, CompletionReply
 from synthgen.client.stream import read_stream
 from synthgen.corpus.records import FailureKind, Sampling, SeedPrompt
@@ -33,7 +34,6 @@ RETRIED_STATUSES = frozenset({408, 409, 425, 429})
 REFUSALS = frozenset({429, 503})
 GATEWAY_STATUSES = frozenset({502, 503, 504})
 """What a proxy answers when the server behind it is gone; a busy server answers 503 too."""
-HEALTH_TIMEOUT_S = 5.0
 # vLLM closes idle sockets after 5 s; reusing one at that moment loses the request.
 KEEPALIVE_S = 4.0
 _BACKOFF = wait_random_exponential(multiplier=0.5, max=20)
@@ -72,6 +72,7 @@ class ApiClient:
         retry_seconds: float,
     ) -> None:
         self._base_url = base_url.rstrip("/")
+        self._root_url = self._base_url.removesuffix("/v1")
         self.refused = 0
         """Replies 429 and 503 so far."""
         self.retried = 0
@@ -110,11 +111,19 @@ class ApiClient:
         content = msgspec.json.encode(body)
         return await self._retried(lambda: self._post_once("/completions", content, CompletionReply))
 
+    async def load(self) -> ServerLoad | None:
+        """How busy the server is; None when it shows no metrics or doesn't answer."""
+        try:
+            response = await self._http.get(self._root_url + "/metrics", timeout=HEALTH_TIMEOUT_S)
+        except httpx2.TransportError:
+            return None
+        return parse_load(response.text)
+
     async def is_healthy(self) -> bool:
         """Whether the server answers its health check."""
-        url = self._base_url.removesuffix("/v1") + "/health"
         try:
-            return (await self._http.get(url, timeout=HEALTH_TIMEOUT_S)).status_code == 200
+            response = await self._http.get(self._root_url + "/health", timeout=HEALTH_TIMEOUT_S)
+            return response.status_code == 200
         except httpx2.TransportError:
             return False
 
@@ -159,7 +168,7 @@ class ApiClient:
                     await response.aread()
                 self._require_success(response)
                 with _decode_errors():
-                    reply = await read_stream(response.aiter_lines())
+                    reply = await read_stream(response.aiter_bytes())
         if reply is None:
             raise _Transient(FailureKind.TRANSPORT, "the stream ended before the reply did", may_be_down=True)
         return reply

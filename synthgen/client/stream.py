@@ -15,7 +15,7 @@ import msgspec
 from synthgen.client.replies import ChatReply, ReplyChoice, ReplyMessage, ReplyUsage
 from synthgen.corpus.records import FunctionCall, ToolCall
 
-PREFIX, END = "data:", "[DONE]"
+PREFIX, END = b"data:", b"[DONE]"
 
 
 class _FunctionDelta(msgspec.Struct, frozen=True):
@@ -105,14 +105,14 @@ class _Gathered:
         )
 
 
-async def read_stream(lines: AsyncIterator[str]) -> ChatReply | None:
+async def read_stream(parts: AsyncIterator[bytes]) -> ChatReply | None:
     """The reply that server-sent events make up; None when they end before it does.
 
     Raises msgspec.DecodeError or ValidationError for an event that is no chunk.
     """
     gathered = _Gathered()
     decoder = msgspec.json.Decoder(_Chunk)
-    async for line in lines:
+    async for line in _lines(parts):
         if not line.startswith(PREFIX):
             continue
         data = line[len(PREFIX) :].strip()
@@ -120,3 +120,14 @@ async def read_stream(lines: AsyncIterator[str]) -> ChatReply | None:
             return gathered.reply()
         gathered.add(decoder.decode(data))
     return None
+
+
+async def _lines(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Lines end at `\\n` alone: a server may leave U+2028 unescaped inside an event's JSON."""
+    rest = b""
+    async for part in parts:
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            yield line
+    if rest:
+        yield rest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from synthgen.client.control import Control, SpecCounters
+from synthgen.client.control import Control, ServerLoad, SpecCounters, parse_load
 from synthgen.corpus.config import VerifierConfig
 from synthgen.errors import ServerError, ServerMismatch, ServerUnreachable
 from tests.scripted_server import MODEL, ScriptedServer
@@ -43,6 +43,22 @@ def test_counters_are_read_with_their_positions(server: ScriptedServer) -> None:
     )
     assert counters.acceptance_length == 2.4
     assert counters.rate_by_position == [0.8, 0.4, 0.2]
+
+
+LOAD = """\
+vllm:num_requests_running{engine="0",model_name="m"} 60.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 17.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="m",reason="capacity"} 17.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:num_preemptions_total{engine="0",model_name="m"} 3.0
+vllm:num_preemptions_created{engine="0",model_name="m"} 1.7e+09
+"""
+
+
+def test_the_load_is_read_by_exact_names() -> None:
+    """Gauges that only begin alike are others; a server without them has no load."""
+    assert parse_load(LOAD) == ServerLoad(running=60.0, waiting=17.0, kv_usage=0.25, preemptions=3.0)
+    assert parse_load("python_gc_objects 3\n") is None
 
 
 def test_what_was_counted_since_is_the_difference() -> None:

@@ -1,0 +1,1 @@
+"""The parts of the mock server; `synthgen.mock_server` is its door."""

@@ -1,0 +1,101 @@
+"""The policy of automatic concurrency, as the pure function that it is."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from synthgen.client.control import ServerLoad
+from synthgen.limiter import HOLD_LOOKS, Limit, Look, first_limit, next_limit
+
+
+def load(running: float = 0, waiting: float = 0, kv_usage: float = 0.1) -> ServerLoad:
+    """A server's metrics."""
+    return ServerLoad(running=running, waiting=waiting, kv_usage=kv_usage, preemptions=0)
+
+
+def look(
+    in_flight: int,
+    found: ServerLoad | None = None,
+    *,
+    refused: int = 0,
+    rate: float = 0.0,
+    preempted: float = 0.0,
+) -> Look:
+    """What was seen."""
+    return Look(in_flight=in_flight, refused=refused, tokens_per_s=rate, load=found, preempted=preempted)
+
+
+def test_it_starts_low_and_never_over_its_ceiling() -> None:
+    """Sixteen, or the ceiling when that is less."""
+    assert first_limit(256).value == 16
+    assert first_limit(4).value == 4
+
+
+def test_it_grows_by_half_while_the_server_has_room() -> None:
+    """16, 24, 36, 54 and then the ceiling of 60, as long as the limit is reached and nothing waits."""
+    limit, seen = first_limit(60), []
+    for _ in range(5):
+        limit = next_limit(limit, look(limit.value, load(running=limit.value)))
+        seen.append(limit.value)
+    assert seen == [24, 36, 54, 60, 60]
+
+
+def test_it_does_not_grow_when_it_is_not_reached_or_the_cache_is_full() -> None:
+    """Fewer requests than allowed say nothing; a KV cache over 90 % says stop."""
+    limit = first_limit(60)
+    assert next_limit(limit, look(15, load(running=15))) == limit
+    assert next_limit(limit, look(16, load(running=16, kv_usage=0.95))) == limit
+
+
+def test_a_queue_at_the_server_sets_the_limit_to_what_it_runs_and_a_little_more() -> None:
+    """64 run and 17 wait of 81: go to 68, which keeps it full, and hold."""
+    limit = next_limit(Limit(value=81, ceiling=128), look(81, load(running=64, waiting=17)))
+    assert (limit.value, limit.hold) == (68, HOLD_LOOKS)
+
+
+def test_refusals_and_preemptions_cut_to_three_quarters_and_hold() -> None:
+    """What is cut is what was in flight, if that was less than the limit."""
+    for seen in (look(40, load(40), refused=1), look(40, load(40), preempted=2)):
+        cut = next_limit(Limit(value=60, ceiling=128), seen)
+        assert (cut.value, cut.hold) == (30, HOLD_LOOKS)
+
+
+def test_it_grows_again_after_holding() -> None:
+    """Six looks of holding, then the next raise."""
+    limit = Limit(value=16, ceiling=64, hold=HOLD_LOOKS)
+    for _ in range(HOLD_LOOKS):
+        limit = next_limit(limit, look(16, load(running=16)))
+        assert limit.value == 16
+    assert next_limit(limit, look(16, load(running=16))).value == 24
+
+
+def test_without_metrics_the_throughput_decides() -> None:
+    """A raise that brings more is kept and followed by another; one that brings nothing is taken back."""
+    limit = next_limit(first_limit(128), look(16, rate=100))
+    assert limit.value == 24
+    limit = next_limit(limit, look(24, rate=140))
+    assert limit.value == 36
+    limit = next_limit(limit, look(36, rate=141))
+    assert (limit.value, limit.hold) == (24, HOLD_LOOKS)
+
+
+@given(
+    st.integers(1, 500),
+    st.lists(
+        st.tuples(
+            st.integers(0, 600), st.integers(0, 3), st.floats(0, 1e6), st.floats(0, 5),
+            st.none() | st.tuples(st.floats(0, 600), st.floats(0, 600), st.floats(0, 1)),
+        ),
+        max_size=40,
+    ),
+)  # fmt: skip
+def test_whatever_is_seen_it_stays_between_one_and_the_ceiling(
+    ceiling: int, seen: list[tuple[int, int, float, float, tuple[float, float, float] | None]]
+) -> None:
+    """The invariant of `Limit` holds after any sequence of looks."""
+    limit = first_limit(ceiling)
+    for in_flight, refused, rate, preempted, metrics in seen:
+        found = load(*metrics) if metrics else None
+        limit = next_limit(limit, look(in_flight, found, refused=refused, rate=rate, preempted=preempted))
+        assert 1 <= limit.value <= ceiling
