@@ -17,6 +17,8 @@ from synthgen.corpus.settings import load_config, save_config
 from synthgen.corpus.verifier_config import read_shape
 from synthgen.generate import Request, Shard
 from synthgen.generate import generate as generate_corpus
+from synthgen.mock_server import MockConfig, Preset, parse_distribution
+from synthgen.mock_server import serve as serve_mock
 from synthgen.panel import duration
 from synthgen.preview import preview as preview_prompts
 from synthgen.run import print_plan, print_summary
@@ -118,6 +120,36 @@ def _print_corpus(config: RunConfig, manifest: Manifest, sent: Tally) -> None:
             f"{sum(sent.failures.values())} rows failed ({kinds}), see {config.failures_path}; the same "
             f"command sends just those again",
             soft_wrap=True,
+        )
+
+
+@app.command("mock-server")
+def mock_server(
+    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8000,
+    model: Annotated[str, typer.Option(help="The name it serves.")] = "mock",
+    faults: Annotated[Preset, typer.Option(help="How often, and in which ways, it fails.")] = Preset.none,
+    latency_s: Annotated[
+        str, typer.Option(help="Seconds before a reply: 0.5, uniform:1,5 or lognormal:2,0.7.")
+    ] = "0.1",
+    clock_speed: Annotated[float, typer.Option(help="Its seconds in a real one.")] = 1.0,
+    max_num_seqs: Annotated[int, typer.Option(help="Requests that run at once; more wait.")] = 256,
+    seed: Annotated[int, typer.Option(help="Of replies, latencies and faults.")] = 0,
+) -> None:
+    """A server in the shape of vLLM's that fails as it is told to: rehearse a run before it costs GPU hours.
+
+    Example: `synthgen mock-server --faults outage --clock-speed 60`
+    """
+    with exits():
+        serve_mock(
+            MockConfig(
+                port=port,
+                model=model,
+                faults=faults.rules,
+                latency_s=parse_distribution(latency_s),
+                clock_speed=clock_speed,
+                max_num_seqs=max_num_seqs,
+                seed=seed,
+            )
         )
 
 
