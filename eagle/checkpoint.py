@@ -45,14 +45,14 @@ class Progress(Record, frozen=True, kw_only=True):
 
 
 def save_checkpoint(directory: Path, draft: Draft, optimizers: Optimizers, progress: Progress) -> Path:
-    """Write one checkpoint, drop those that are no longer kept, and return its path."""
+    """Write one checkpoint, drop older ones and what a killed process left aside; return its path."""
     path = directory / f"step-{progress.step:08d}"
     with directory_written_aside(path) as aside:
         save_file(_on_cpu(dict(draft.named_parameters())), aside / WEIGHTS)
         state = optimizers.state() | {RANDOM_STATE: torch.get_rng_state()}
         save_file(_on_cpu(state), aside / OPTIMIZER)
         (aside / PROGRESS).write_bytes(msgspec.json.encode(progress))
-    for old in checkpoints(directory)[:-KEPT]:
+    for old in (*checkpoints(directory)[:-KEPT], *directory.glob(".step-*.tmp")):
         shutil.rmtree(old)
     return path
 
@@ -108,7 +108,7 @@ def _read(path: Path, name: str) -> dict[str, torch.Tensor]:
 
 
 def _damaged(path: Path, name: str, error: Exception) -> str:
-    return f"{path / name}: damaged: {error}. Remove {path} to go on from the checkpoint before it"
+    return f"{path / name}: damaged: {error}. Remove {path} to go on from the one before"
 
 
 def _on_cpu(tensors: dict[str, torch.Tensor] | dict[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:

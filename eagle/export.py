@@ -110,7 +110,6 @@ def draft_config(
         "mlp_bias": False,
         "max_position_embeddings": draft.max_position_embeddings,
         "rope_parameters": {"rope_type": "default", "rope_theta": draft.rope_theta},
-        "rope_theta": draft.rope_theta,
         "rms_norm_eps": draft.rms_norm_eps,
         "vocab_size": shape.vocab_size,
         "draft_vocab_size": vocab_size,
@@ -118,7 +117,6 @@ def draft_config(
         "bos_token_id": shape.bos_token_id,
         "eos_token_id": shape.eos_token_id,
         "dtype": "bfloat16",
-        "torch_dtype": "bfloat16",
         "norm_before_residual": draft.norm_before_residual,
         "fc_norm": draft.fc_norm,
         "norm_output": draft.norm_output,
@@ -150,7 +148,7 @@ def check_draft(directory: Path, shape: VerifierShape) -> None:
             f"export the draft of this run"
         )
     found = _shapes(directory / WEIGHTS)
-    for name, expected in _expected_shapes(content).items():
+    for name, expected in _expected_shapes(directory / CONFIG, content).items():
         _require(directory / WEIGHTS, f"tensor `{name}`", expected, found.get(name, "missing"))
 
 
@@ -171,11 +169,14 @@ def _shapes(path: Path) -> dict[str, list[int]]:
         raise ArtifactError(f"{path}: can't be read: {error}. Run `eagle export CONFIG` again") from error
 
 
-def _expected_shapes(content: dict[str, Any]) -> dict[str, list[int]]:
+def _expected_shapes(where: Path, content: dict[str, Any]) -> dict[str, list[int]]:
     """The tensors that a draft's own config asks for."""
-    config = msgspec.convert(
-        {k: content[k] for k in DraftConfig.__struct_fields__ if k in content}, DraftConfig
-    )
+    fields = {name: content.get(name) for name in DraftConfig.__struct_fields__}
+    fields["rope_theta"] = (content.get("rope_parameters") or {}).get("rope_theta")
+    try:
+        config = msgspec.convert(fields, DraftConfig)
+    except msgspec.ValidationError as error:
+        raise ArtifactError(f"{where}: {error}. Run `eagle export CONFIG` again") from error
     with torch.device("meta"):
         draft = Draft(config, content["hidden_size"], content["draft_vocab_size"])
     shapes = {name: list(weight.shape) for name, weight in draft.named_parameters()}

@@ -24,8 +24,8 @@ from eagle.batches import Targets
 from eagle.verifier import VerifierWeights
 from eagle.vocab import VocabMap
 
-CHUNK_LOGITS = 1 << 22
-"""Logits that exist at once; a matrix multiplication of some hundred rows is as fast as a larger one."""
+CHUNK_LOGITS = {"cpu": 1 << 22, "cuda": 1 << 27}
+"""Logits that exist at once, by device: on the CPU what its caches hold, on a GPU half a GB in float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class TargetLogits:
 class Losses:
     """The total with its gradient, and what it is made of.
 
-    losses_S: `[S]` mean soft cross-entropy of each step, nan for a step without targets.
+    losses_S: `[S]` mean soft cross-entropy of each step, 0 for a step without targets.
     hits_SP: `[S, P]` bool, whether the draft's most likely token is the verifier's.
     """
 
@@ -87,7 +87,7 @@ def target_logits(verifier: VerifierHead, final_PH: torch.Tensor) -> TargetLogit
 
     The norm is computed in float32. A tie between a token inside and one outside counts as inside.
     """
-    rows = max(1, CHUNK_LOGITS // len(verifier.head_VH))
+    rows = max(1, CHUNK_LOGITS[final_PH.device.type] // len(verifier.head_VH))
     pruned, inside = [], []
     for chunk_PH in torch.split(final_PH, rows):
         normed_PH = F.rms_norm(chunk_PH.float(), chunk_PH.shape[-1:], verifier.norm_H, verifier.eps)
@@ -124,7 +124,7 @@ def step_losses(
     )
     hits_SP = torch.zeros_like(targets.valid_SP)
     hits_SP[:, inside_P] = hits_SQ
-    return Losses(total=total, losses_S=sums_S / counts_S, hits_SP=hits_SP & targets.valid_SP)
+    return Losses(total=total, losses_S=sums_S / counts_S.clamp(min=1), hits_SP=hits_SP & targets.valid_SP)
 
 
 def prefix_counts(hits_SP: torch.Tensor, targets: Targets) -> tuple[torch.Tensor, torch.Tensor]:
@@ -170,7 +170,7 @@ class _SoftCrossEntropy(torch.autograd.Function):
         dhead_KH = torch.zeros_like(head_KH) if ctx.needs_input_grad[1] else None
         ce_SQ = torch.zeros_like(weights_SQ, dtype=accurate)
         hits_SQ = torch.zeros_like(valid_SQ)
-        width = max(1, CHUNK_LOGITS // (steps * len(head_KH)))
+        width = max(1, CHUNK_LOGITS[head_KH.device.type] // (steps * len(head_KH)))
         for low in range(0, len(target_logits_QK), width):
             chunk = slice(low, low + width)
             rows = flat_SQ[:, chunk].flatten()

@@ -184,11 +184,11 @@ def train(config: RunConfig) -> Manifest:
                 line = log_line(window, progress.step, batch.position.epoch, rate)
                 log.write(msgspec.json.encode(line) + b"\n")
                 log.flush()
-                window = Window()
                 shown.advance(0, note_of(line))
+                if due or stop.requested:
+                    save_checkpoint(directory, draft, trainee.optimizers, progress)
+                window = Window()
             shown.advance(1)
-            if due or stop.requested:
-                save_checkpoint(directory, draft, trainee.optimizers, progress)
             if stop.requested:
                 console.print(f"train: stopped after step {progress.step} of {steps}, with a checkpoint")
                 raise KeyboardInterrupt

@@ -123,6 +123,7 @@ def figures_of(lines: list[LogLine], progress: Progress, draft: Draft) -> dict[s
         "first_and_last_are_over": f"{END_SHARE:.0%} of the steps each",
         "acceptance_predicted": over_targets([line.acceptance_predicted for line in last]),
         "accuracy": [over_targets(list(c)) for c in zip(*(line.accuracy for line in last), strict=True)],
+        "seconds": round(progress.seconds, 3),
         "supervised_tokens": progress.targets,
         "supervised_tokens_per_s": progress.targets / progress.seconds,
         "parameters": sum(p.numel() for p in draft.parameters()),

@@ -1,9 +1,10 @@
 """Reasoning problems written by rules: a question, a worked thinking text and one right answer.
 
-They are the demo's seed prompts and, from another seed space, what its tiny verifier was trained on. A thinking
-text goes step by step and each step needs only what stands in the question or a few words before, so a very small
-network can follow it; its wording varies where that changes nothing. One question in sixteen, picked by the hash of
-its text, is held out: training never sees those, the demo and the evaluation see only those.
+They are the demo's seed prompts and, from another seed space, what its tiny verifier was trained on. A
+thinking text goes step by step and each step needs only what stands in the question or a few words before,
+so a very small network can follow it; its wording varies where that changes nothing. One question in
+sixteen, picked by the hash of its text, is held out: training never sees those, the demo and the evaluation
+see only those.
 
     python prompts/problems.py --count 400 --seed 7 > seeds.jsonl
 """
@@ -36,25 +37,28 @@ NAMES = (
     "Mia", "Noah", "Olga", "Paul", "Rosa", "Sam", "Tara", "Victor",
 )  # fmt: skip
 THINGS = (
-    "apples", "books", "coins", "shells", "stamps", "pencils", "marbles", "cards", "eggs", "stones", "tickets", "plums",
+    "apples", "books", "coins", "shells", "stamps", "pencils", "marbles", "cards", "eggs", "stones",
+    "tickets", "plums",
 )  # fmt: skip
 WORDS = (
-    "anchor", "apple", "arrow", "autumn", "badge", "banana", "basket", "beach", "berry", "blanket", "bottle", "bridge",
-    "butter", "button", "cabin", "camera", "candle", "carpet", "castle", "cherry", "circle", "cloud", "coffee",
-    "corner", "cotton", "dance", "desert", "doctor", "donkey", "dragon", "drum", "eagle", "earth", "engine", "fabric",
-    "falcon", "family", "farmer", "feather", "finger", "flower", "forest", "garden", "ghost", "glass", "gold",
-    "grape", "hammer", "harbor", "honey", "horse", "house", "hunter", "island", "jacket", "jungle", "kettle", "kitten",
-    "ladder", "lantern", "lemon", "letter", "lion", "lizard", "machine", "magnet", "marble", "meadow", "melon", "mirror",
-    "monkey", "morning", "mountain", "museum", "music", "needle", "night", "ocean", "olive", "orange", "orchard",
-    "oven", "paper", "parrot", "pepper", "piano", "pillow", "pirate", "planet", "pocket", "potato", "puzzle", "queen",
-    "quilt", "rabbit", "raven", "ribbon", "river", "robot", "rocket", "saddle", "salmon", "school", "shadow", "silver",
-    "soldier", "spider", "spring", "stone", "summer", "table", "temple", "tiger", "tomato", "tower", "train", "tunnel",
-    "turtle", "uncle", "valley", "velvet", "village", "violin", "wagon", "water", "whale", "window", "winter", "wizard",
-    "yellow", "zebra",
+    "anchor", "apple", "arrow", "autumn", "badge", "banana", "basket", "beach", "berry", "blanket",
+    "bottle", "bridge", "butter", "button", "cabin", "camera", "candle", "carpet", "castle", "cherry",
+    "circle", "cloud", "coffee", "corner", "cotton", "dance", "desert", "doctor", "donkey", "dragon",
+    "drum", "eagle", "earth", "engine", "fabric", "falcon", "family", "farmer", "feather", "finger",
+    "flower", "forest", "garden", "ghost", "glass", "gold", "grape", "hammer", "harbor", "honey",
+    "horse", "house", "hunter", "island", "jacket", "jungle", "kettle", "kitten", "ladder", "lantern",
+    "lemon", "letter", "lion", "lizard", "machine", "magnet", "marble", "meadow", "melon", "mirror",
+    "monkey", "morning", "mountain", "museum", "music", "needle", "night", "ocean", "olive", "orange",
+    "orchard", "oven", "paper", "parrot", "pepper", "piano", "pillow", "pirate", "planet", "pocket",
+    "potato", "puzzle", "queen", "quilt", "rabbit", "raven", "ribbon", "river", "robot", "rocket",
+    "saddle", "salmon", "school", "shadow", "silver", "soldier", "spider", "spring", "stone", "summer",
+    "table", "temple", "tiger", "tomato", "tower", "train", "tunnel", "turtle", "uncle", "valley",
+    "velvet", "village", "violin", "wagon", "water", "whale", "window", "winter", "wizard", "yellow",
+    "zebra",
 )  # fmt: skip
 KINDS_OF_BEING = (
-    "cat", "dog", "bird", "fish", "poet", "baker", "singer", "dancer", "pilot", "nurse", "robot", "giant", "wizard",
-    "farmer", "painter", "sailor", "runner", "writer", "teacher", "driver",
+    "cat", "dog", "bird", "fish", "poet", "baker", "singer", "dancer", "pilot", "nurse", "robot",
+    "giant", "wizard", "farmer", "painter", "sailor", "runner", "writer", "teacher", "driver",
 )  # fmt: skip
 
 
@@ -161,7 +165,8 @@ def subtraction(rng: random.Random) -> Problem:
         "How much is {} minus {}?", "What is the difference between {} and {}?",
     ))  # fmt: skip
     begin = rng.choice((
-        "I take {1} from {0} place by place.", "Let me subtract {1} from {0} from the right.", "Subtracting {1} from {0}.",
+        "I take {1} from {0} place by place.", "Let me subtract {1} from {0} from the right.",
+        "Subtracting {1} from {0}.",
     ))  # fmt: skip
     answer = str(first - second)
     thinking = f"{begin.format(first, second)} {subtract_steps(first, second)} {_close(rng, answer)}"
@@ -427,7 +432,8 @@ def weekday_after(rng: random.Random) -> Problem:
         ("Today is {}. What day is it in {} days?", "If today is {}, which weekday is it {} days from now?",
          "It is {}. What weekday will it be after {} days?")
         if later
-        else ("Today is {}. What day was it {} days ago?", "If today is {}, which weekday was it {} days ago?",
+        else ("Today is {}. What day was it {} days ago?",
+              "If today is {}, which weekday was it {} days ago?",
               "It is {}. What weekday was it {} days before?")
     )  # fmt: skip
     weeks, rest = divmod(days, 7)
@@ -438,7 +444,8 @@ def weekday_after(rng: random.Random) -> Problem:
     walk = "".join(f", {WEEKDAYS[(start + sign * i) % 7]} {i}" for i in range(1, rest + 1))
     answer = WEEKDAYS[(start + sign * rest) % 7]
     way = "forward" if later else "back"
-    thinking = f"{begin.format(days, weeks, rest)} Going {way} {rest}: {WEEKDAYS[start]} 0{walk}. {_close(rng, answer)}"
+    begin = begin.format(days, weeks, rest)
+    thinking = f"{begin} Going {way} {rest}: {WEEKDAYS[start]} 0{walk}. {_close(rng, answer)}"
     return Problem("dates", ask.format(WEEKDAYS[start], days), thinking, answer)
 
 
@@ -446,7 +453,8 @@ def month_after(rng: random.Random) -> Problem:
     """The month some months later or earlier."""
     start, count, later = rng.randrange(12), rng.randint(2, 9), rng.random() < 0.5
     ask = rng.choice((
-        "Which month is {1} months {2} {0}?", "What month comes {1} months {2} {0}?", "Name the month {1} months {2} {0}.",
+        "Which month is {1} months {2} {0}?", "What month comes {1} months {2} {0}?",
+        "Name the month {1} months {2} {0}.",
         "Tell me which month is {1} months {2} {0}.",
     ))  # fmt: skip
     begin = rng.choice(

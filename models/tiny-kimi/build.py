@@ -2,8 +2,8 @@
 
     python models/tiny-kimi/build.py --out DIR --minutes 60
 
-Everything is seeded. `--steps` instead of `--minutes` makes a run independent of the machine's speed; a run that
-was interrupted goes on from `DIR/progress.pt`.
+Everything is seeded. `--steps` instead of `--minutes` makes a run independent of the machine's speed. A run
+that was interrupted, or that is to be longer, goes on from `DIR/progress.pt`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,11 @@ def main() -> None:
     torch.manual_seed(options.seed)
     options.out.mkdir(parents=True, exist_ok=True)
 
-    tokenizer = train_tokenizer(options.seed)
+    # A resumed run keeps the tokenizer that its weights know.
+    known = (options.out / "progress.pt").exists()
+    tokenizer = (
+        PreTrainedTokenizerFast.from_pretrained(options.out) if known else train_tokenizer(options.seed)
+    )
     model = TinyKimi(Shape(vocab_size=len(tokenizer)))
     write_settings(options.out, model.shape, tokenizer)
     plan = Plan(minutes=options.minutes, steps=options.steps)

@@ -60,9 +60,9 @@ class Dialogue:
 def train_tokenizer(seed: int, samples: int = 20_000) -> PreTrainedTokenizerFast:
     """Byte-level BPE on the problems' own text and a little of everything else."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(PIECES), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )  # fmt: skip
+    pieces = pre_tokenizers.Split(Regex(PIECES), "isolated")
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pieces, as_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     added = [AddedToken(text, special=True, normalized=False) for text in SPECIAL]
     added += [AddedToken(text, special=False, normalized=False) for text in THINK]
@@ -75,8 +75,8 @@ def train_tokenizer(seed: int, samples: int = 20_000) -> PreTrainedTokenizerFast
     borders = re.compile("|".join(re.escape(text) for text in (*SPECIAL, *THINK)))
     rows = itertools.islice(dialogues(f"tokenizer {seed}"), samples)
     # Cut where special tokens stand, so that words at the start of a turn get tokens of their own.
-    pieces = (piece for row in rows for piece in borders.split(plain_text(row)))
-    tokenizer.train_from_iterator(itertools.chain(pieces, [general] * 40), trainer)
+    texts = (text for row in rows for text in borders.split(plain_text(row)))
+    tokenizer.train_from_iterator(itertools.chain(texts, [general] * 40), trainer)
     tokenizer.add_tokens(added)
     named = {"bos_token": "[BOS]", "eos_token": END_OF_TURN, "pad_token": "[PAD]", "unk_token": "[UNK]"}
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]

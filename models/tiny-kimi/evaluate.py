@@ -100,9 +100,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--show-wrong", type=int, default=0, help="print this many wrong replies")
     options = parser.parse_args()
-    body = {
-        "model": options.model, "temperature": options.temperature, "max_tokens": options.max_tokens, "seed": options.seed
-    }  # fmt: skip
+    body = {name: getattr(options, name) for name in ("model", "temperature", "max_tokens", "seed")}
     asked = questions(options.seed, options.count)
     outcomes = asyncio.run(ask_all(options.base_url, asked, body, options.concurrency))
     for outcome in [outcome for outcome in outcomes if not outcome.right][: options.show_wrong]:

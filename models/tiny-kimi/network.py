@@ -1,8 +1,9 @@
-"""DeepSeek-V3 text network (multi-head latent attention, mixture of experts) written for quick training on a CPU.
+"""DeepSeek-V3 text network (latent attention, mixture of experts) written for quick training on a CPU.
 
-The parameter names are those of a published checkpoint, so `state_dict()` is the checkpoint. The mathematics follows
-`transformers`' DeepseekV3 (`build.py` ends by comparing logits). Only the execution differs: at this size it is
-cheaper to compute every expert in one wide matrix product and to weigh the unchosen ones by zero than to gather tokens.
+The parameter names are those of a published checkpoint, so `state_dict()` is the checkpoint. The mathematics
+is that of DeepseekV3 in transformers (`build.py` ends by comparing logits). Only the execution differs: at
+this size it is cheaper to compute all experts in one wide matrix product, and to weigh those not chosen by
+zero, than to gather tokens.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class Shape:
             "num_nextn_predict_layers": 0,
             "q_lora_rank": None,
             "rope_interleave": True,
-            # YaRN by a factor of 1 is plain RoPE. It is named as in Kimi, and because vLLM's rotation for plain RoPE on the
-            # CPU takes the wrong strides in latent attention, while the YaRN class rotates correctly.
+            # YaRN by a factor of 1 is plain RoPE. Kimi uses YaRN too, and vLLM 0.32 needs it here: its
+            # rotation for plain RoPE on the CPU takes the wrong strides in latent attention.
             "rope_scaling": {
                 "type": "yarn",
                 "factor": 1.0,
@@ -97,7 +98,7 @@ def rope_tables(length: int, size: int, theta: float) -> tuple[Tensor, Tensor]:
 
 
 def rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate neighbouring pairs of dimensions, DeepSeek's interleaved layout; the order of the result is free."""
+    """Rotate neighbouring pairs of dimensions (the interleaved layout); the result's order is free."""
     even, odd = states.float().reshape(*states.shape[:-1], -1, 2).unbind(-1)
     return torch.cat([even * cos - odd * sin, odd * cos + even * sin], dim=-1).to(states.dtype)
 
@@ -131,11 +132,12 @@ class Attention(nn.Module):
         key_rope = rotate(key_rope[:, None], cos, sin).expand(batch, heads, length, rope)
         query = torch.cat([query[..., :nope], rotate(query[..., nope:], cos, sin)], dim=-1)
         key = torch.cat([key_nope, key_rope], dim=-1)
-        # Written out, because backward through the CPU's fused attention is several times slower at these lengths.
+        # Written out, because the backward pass of the CPU's fused attention is several times slower here.
         scores = (query @ key.transpose(-1, -2)).float() * (nope + rope) ** -0.5
         future = torch.ones(length, length, dtype=torch.bool, device=states.device).triu(1)
         mixed = scores.masked_fill(future, float("-inf")).softmax(-1).to(value.dtype) @ value
-        return self.o_proj(mixed.transpose(1, 2).reshape(batch, length, heads * value_size))  # type: ignore[no-any-return]
+        joined = mixed.transpose(1, 2).reshape(batch, length, heads * value_size)
+        return functional.linear(joined, self.o_proj.weight)
 
 
 class MLP(nn.Module):
@@ -148,11 +150,12 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(inner, hidden, bias=False)
 
     def forward(self, states: Tensor) -> Tensor:
-        return self.down_proj(functional.silu(self.gate_proj(states)) * self.up_proj(states))  # type: ignore[no-any-return]
+        inner = functional.silu(self.gate_proj(states)) * self.up_proj(states)
+        return functional.linear(inner, self.down_proj.weight)
 
 
 class Router(nn.Module):
-    """Sigmoid scores; a bias that is no parameter steers the choice (not the weight) of experts to an even load."""
+    """Sigmoid scores; a bias steers the choice of experts, not their weight, to an even load."""
 
     e_score_correction_bias: Tensor
 

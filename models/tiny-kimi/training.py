@@ -1,7 +1,7 @@
 """Training loop of the tiny verifier: Muon for the hidden matrices, AdamW for the rest, linear decay to zero.
 
-A step is a few micro-batches of one length each, taken from a shuffled pool that was sorted by length, so that almost
-nothing is padded and `torch.compile` sees only a handful of shapes.
+A step is a few micro-batches of one length each, taken from a shuffled pool that was sorted by length:
+little is padded and `torch.compile` sees only a handful of shapes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Plan:
     minutes: float
     steps: int | None = None
     tokens_per_micro_batch: int = 4096
-    micro_batches: int = 4
+    micro_batches: int = 2
     muon_rate: float = 0.01
     adam_rate: float = 0.005
     weight_decay: float = 0.02
@@ -45,7 +45,7 @@ class Plan:
 class Muon(torch.optim.Optimizer):
     """Momentum orthogonalized by Newton-Schulz steps, for matrices of one shape at once.
 
-    `torch.optim.Muon` goes through the 200 small matrices of this network one by one, which takes six times as long.
+    `torch.optim.Muon` takes the 229 small matrices of this network one by one, four times as long.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ def batches(rows: Iterator[Row], plan: Plan, pad: int, seed: int, pool_size: int
 
 
 def token_loss(states: Tensor, head: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Weighted sum of the cross-entropy and, of the assistant's own tokens, the share that is predicted right."""
+    """Weighted sum of the cross-entropy, and the share of the assistant's tokens predicted right."""
     logits = functional.linear(states, head).float().flatten(0, 1)
     each = functional.cross_entropy(logits, targets.flatten(), reduction="none")
     own = weights.flatten() > 0.5 * weights.max()
@@ -199,7 +199,7 @@ class Trainer:
         return self.seconds / (60 * self.plan.minutes)
 
     def one_step(self, source: Iterator[Batch]) -> tuple[float, float]:
-        """Gradients of a few micro-batches, then one update; the loss and accuracy of the assistant's tokens."""
+        """Gradients of a few micro-batches, then one update; gives the loss and the share predicted right."""
         group = [next(source) for _ in range(self.plan.micro_batches)]
         total = float(sum(batch.weights.sum() for batch in group))
         loss_sum, right, loads = 0.0, 0.0, None

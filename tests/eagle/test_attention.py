@@ -10,6 +10,7 @@ import torch
 from eagle.attention import Starts, masked_attention, rotary_tables, rotate, ttt_attention, ttt_mask
 
 Attention = Callable[..., torch.Tensor]
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def naive(
@@ -39,12 +40,17 @@ def naive(
 
 def inputs(
     later: int, heads: int, kv_heads: int, dtype: torch.dtype = torch.float64
-) -> tuple[list[torch.Tensor], torch.Tensor, Starts]:
+) -> tuple[Inputs, torch.Tensor, Starts]:
+    """Queries, keys and values of block 0, later keys and values; six active slots in three documents."""
     generator = torch.Generator().manual_seed(later)
     slots_N = torch.tensor([1, 2, 3, 6, 9, 10])
     starts = (0, 4, 5, 11)
-    shapes = [(6, heads, 8), (11, kv_heads, 8), (11, kv_heads, 8)] + [(later, 6, kv_heads, 8)] * 2
-    tensors = [torch.randn(s, generator=generator, dtype=dtype).requires_grad_() for s in shapes]
+
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+
+    block, diagonals = (11, kv_heads, 8), (later, 6, kv_heads, 8)
+    tensors = randn(6, heads, 8), randn(*block), randn(*block), randn(*diagonals), randn(*diagonals)
     return tensors, slots_N, starts
 
 
@@ -74,7 +80,7 @@ def test_holds_in_training_precision(dtype: torch.dtype, tolerance: float) -> No
     expected = naive(*tensors, slots_N, starts)
     upstream = torch.ones_like(expected)
     expected_grads = torch.autograd.grad(expected, tensors, upstream)
-    low = [t.detach().to(dtype).requires_grad_() for t in tensors]
+    low, _, _ = inputs(2, 4, 2, dtype)
     found = ttt_attention(*low, slots_N, starts)
     found_grads = torch.autograd.grad(found, low, upstream.to(dtype))
     assert found.dtype is dtype
@@ -86,7 +92,9 @@ def test_holds_in_training_precision(dtype: torch.dtype, tolerance: float) -> No
 def test_gradcheck() -> None:
     """Numerical differentiation agrees with the hand-written backward."""
     tensors, slots_N, starts = inputs(2, 2, 1)
-    assert torch.autograd.gradcheck(lambda *t: ttt_attention(*t, slots_N, starts), tensors)
+    assert torch.autograd.gradcheck(
+        lambda q, k, v, later_k, later_v: ttt_attention(q, k, v, later_k, later_v, slots_N, starts), tensors
+    )
 
 
 def test_mask_is_causal_then_diagonal() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-import eagle.loss
 from eagle.batches import Targets
 from eagle.loss import (
+    CHUNK_LOGITS,
     TargetLogits,
     VerifierHead,
     predicted_acceptance,
@@ -22,7 +22,7 @@ TARGET_IDS = [0, 2, 3, 5, 8]
 
 def problem() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, VerifierHead, Targets]:
     """Random outputs, head and final states; slots 0..6 and targets at tokens 1..6 of one document."""
-    generator = torch.Generator().manual_seed(7)
+    generator = torch.Generator().manual_seed(5)
 
     def randn(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
@@ -68,7 +68,7 @@ def from_definition(
 @pytest.mark.parametrize("decay", [1.0, 0.8])
 def test_equals_the_definition(decay: float, chunk_logits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Total, hits and both gradients equal those of the loop, however the rows are chunked."""
-    monkeypatch.setattr(eagle.loss, "CHUNK_LOGITS", chunk_logits)
+    monkeypatch.setitem(CHUNK_LOGITS, "cpu", chunk_logits)
     outputs_SNH, head_KH, final_PH, verifier, targets = problem()
     normed_PH = final_PH.float() * final_PH.float().pow(2).mean(-1, keepdim=True).add(1e-6).rsqrt()
     logits_PV = (normed_PH * verifier.norm_H).double() @ verifier.head_VH.T
@@ -126,7 +126,8 @@ def test_target_outside_the_vocabulary_has_no_loss_and_misses() -> None:
     )
     says = TargetLogits(logits_QK=torch.tensor([[2.0, 0.0]]), inside_P=torch.tensor([True, False]))
     losses = step_losses(torch.tensor([[[1.0, 0.0], [9.0, 9.0]]]), torch.eye(2), says, targets, 1.0)
-    assert losses.total.item() == pytest.approx(0.43246470)  # 0.88079708 * 0.31326169 + 0.11920292 * 1.31326169
+    # p = softmax(2, 0) = (0.88079708, 0.11920292); -log softmax(1, 0) = (0.31326169, 1.31326169)
+    assert losses.total.item() == pytest.approx(0.43246461)
     assert losses.hits_SP.tolist() == [[True, False]]
 
 
@@ -141,6 +142,7 @@ def test_no_targets_at_a_step_leaves_the_others() -> None:
     says = TargetLogits(logits_QK=torch.tensor([[0.0, 0.0]]), inside_P=torch.tensor([True]))
     losses = step_losses(torch.zeros(2, 1, 2), torch.eye(2), says, targets, 1.0)
     assert losses.total.item() == pytest.approx(0.69314718 / 2)
+    assert losses.losses_S.tolist() == pytest.approx([0.69314718, 0.0])
 
 
 def test_prefixes_and_predicted_acceptance() -> None:

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from eagle.shards import SampleStates, write_shard
 from eagle.taps import CONVENTION, TapPoints
+from eagle.verifier import VerifierWeights
 from eagle.vocab import make_vocab
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.manifest import manifest_of, write_manifest
@@ -71,6 +72,16 @@ def verifier_tensors() -> dict[str, torch.Tensor]:
         "model.norm.weight": torch.ones(HIDDEN),
         "lm_head.weight": torch.randn(VOCAB, HIDDEN, generator=generator),
     }
+
+
+def counting_weights() -> VerifierWeights:
+    """The same as training reads them."""
+    tensors = verifier_tensors()
+    return VerifierWeights(
+        embedding_VH=tensors["model.embed_tokens.weight"],
+        norm_H=tensors["model.norm.weight"],
+        head_VH=tensors["lm_head.weight"],
+    )
 
 
 def counting_states(token_ids: tuple[int, ...]) -> torch.Tensor:
@@ -149,7 +160,9 @@ def write_states(config: RunConfig, traces: list[Trace]) -> None:
         "max_seq_tokens": config.extract.max_seq_tokens,
         "dtype": config.server.dtype,
     }
-    manifest = manifest_of(
-        "extract", settings=settings, inputs={"corpus": "0" * 16}, figures={"samples": len(traces)}, seconds=1.0
+    figures = {"samples": len(traces)}
+    inputs = {"corpus": "0" * 16}
+    write_manifest(
+        config.states_path,
+        manifest_of("extract", settings=settings, inputs=inputs, figures=figures, seconds=1.0),
     )
-    write_manifest(config.states_path, manifest)

@@ -1,0 +1,166 @@
+"""Packing and alignment."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eagle.batches import (
+    Batch,
+    Document,
+    Position,
+    batches,
+    find_targets,
+    join,
+    join_all,
+    next_kinds,
+    pack,
+    plan_epoch,
+)
+from eagle.shards import SampleStates
+from synthgen.corpus.records import Sample, Span, SpanKind
+from synthgen.errors import ArtifactError
+
+
+def sample(tokens: int, *spans: tuple[int, int, SpanKind], name: str = "s") -> Sample:
+    made = tuple(Span(start=start, end=end, kind=kind) for start, end, kind in spans)
+    return Sample(id=name, domain="d", token_ids=tuple(range(tokens)), spans=made)
+
+
+def states(tokens: int, name: str = "s") -> SampleStates:
+    values = torch.arange(tokens * 4.0).view(tokens, 4, 1)
+    return SampleStates(sample_id=name, token_ids_T=torch.arange(tokens), states_T4H=values)
+
+
+def batch_of(*kinds: list[int]) -> Batch:
+    documents = [
+        Document(
+            sample_id=str(n),
+            token_ids_T=torch.arange(len(kind)),
+            states_T4H=torch.zeros(len(kind), 4, 1),
+            next_kind_T=torch.tensor(kind, dtype=torch.uint8),
+        )
+        for n, kind in enumerate(kinds)
+    ]
+    return pack(documents, Position(0, 0))
+
+
+def test_kinds_are_those_of_the_next_token() -> None:
+    """Prompt 0-1, thinking 2-3, response 4, tool 5: token 1 is followed by thinking, token 5 by nothing."""
+    spans = (2, 4, SpanKind.THINKING), (4, 5, SpanKind.RESPONSE), (5, 6, SpanKind.TOOL)
+    assert next_kinds(sample(6, *spans), 6).tolist() == [0, 1, 1, 2, 3, 0]
+
+
+def test_states_may_stop_before_the_last_token() -> None:
+    """Five states of six tokens: the last state's successor is known from the sample and still supervised."""
+    document = join(states(5), sample(6, (4, 6, SpanKind.RESPONSE)), 64)
+    assert document.next_kind_T.tolist() == [0, 0, 0, 2, 2]
+
+
+def test_a_long_sample_is_cut() -> None:
+    """Cut to three tokens, it keeps the kinds of the tokens after each of them."""
+    document = join(states(6), sample(6, (3, 6, SpanKind.RESPONSE)), 3)
+    assert (len(document.token_ids_T), document.next_kind_T.tolist()) == (3, [0, 0, 2])
+
+
+def test_states_of_other_tokens_are_refused() -> None:
+    """The error names the sample, the place and both ids."""
+    other = Sample(id="s", domain="d", token_ids=(0, 1, 9, 3), spans=())
+    with pytest.raises(ArtifactError, match=r"sample s: .* at token 2: \[2, 3\] in the states, \[9, 3\]"):
+        join(states(4), other, 64)
+
+
+def test_states_without_a_sample_are_refused() -> None:
+    """Shards of another run don't slip in."""
+    with pytest.raises(ArtifactError, match="sample x has states but no trace"):
+        join_all([states(4, "x")], {}, 64)
+
+
+def test_nothing_to_learn_is_refused() -> None:
+    """Samples whose replies all lie beyond the cut leave nothing to train on."""
+    with pytest.raises(ArtifactError, match=r"none of the 1 samples .* first 3: raise train\.max_seq_tokens"):
+        join_all([states(6)], {"s": sample(6, (4, 6, SpanKind.RESPONSE))}, 3)
+
+
+def test_alignment_is_servings() -> None:
+    """A reply at tokens 3-5: step 0 predicts them from slots 1-3, the first from the token before the last
+    prompt token; step s predicts the same from s slots further back."""
+    targets = find_targets(batch_of([0, 0, 1, 1, 1, 0]), 3)
+    assert targets.targets_P.tolist() == [2, 3, 4]
+    assert targets.slots_N.tolist() == [0, 1, 2, 3]
+    slots = [[targets.slots_N[r].item() for r in row] for row in targets.row_SP]
+    assert slots == [[1, 2, 3], [0, 1, 2], [slots[2][0], 0, 1]]
+    assert targets.valid_SP.tolist() == [[True, True, True], [True, True, True], [False, True, True]]
+
+
+def test_no_slot_reaches_across_documents() -> None:
+    """The second document's first token is no target, its second is one of step 0 only."""
+    targets = find_targets(batch_of([0, 1, 0], [1, 1, 0]), 2)
+    assert targets.targets_P.tolist() == [1, 4]
+    assert targets.slots_N.tolist() == [0, 3]
+    assert targets.valid_SP.tolist() == [[True, True], [False, False]]
+
+
+kinds_lists = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=5)
+
+
+@settings(deadline=None)
+@given(kinds_lists, st.integers(1, 4))
+def test_every_supervised_slot_once_and_within_its_document(kinds: list[list[int]], steps: int) -> None:
+    """At each step the valid slots are exactly those whose token t + 2 + s is supervised in t's document."""
+    batch = batch_of(*kinds)
+    targets = find_targets(batch, steps)
+    for step in range(steps):
+        valid_P = targets.valid_SP[step]
+        found = targets.slots_N[targets.row_SP[step, valid_P]].tolist()
+        expected = [
+            start + t
+            for kind, start in zip(kinds, batch.starts, strict=False)
+            for t in range(len(kind))
+            if t + 1 + step < len(kind) and kind[t + 1 + step]
+        ]
+        assert found == expected
+        assert targets.targets_P[valid_P].tolist() == [t + 1 + step for t in expected]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=30), st.integers(0, 5), st.integers(0, 3))
+def test_every_document_is_in_one_batch_and_none_is_too_large(
+    lengths: list[int], seed: int, epoch: int
+) -> None:
+    """A plan is a partition within the budget, and the same seed and epoch give the same plan."""
+    plan = plan_epoch(lengths, 20, seed, epoch)
+    assert sorted(itertools.chain.from_iterable(plan)) == list(range(len(lengths)))
+    assert all(0 < sum(lengths[n] for n in batch) <= 20 for batch in plan)
+    assert plan == plan_epoch(lengths, 20, seed, epoch)
+
+
+def test_epochs_differ_in_order() -> None:
+    """Each epoch has its own permutation."""
+    assert plan_epoch([1] * 8, 8, 7, 0) != plan_epoch([1] * 8, 8, 7, 1)
+
+
+def test_packing_keeps_tokens_states_and_starts() -> None:
+    """Two documents end to end, without padding: what each row holds and where each begins."""
+    documents = [join(states(n), sample(n, (1, n, SpanKind.RESPONSE), name=str(n)), 64) for n in (2, 3)]
+    batch = pack(documents, Position(1, 4))
+    assert batch.token_ids_T.tolist() == [0, 1, 0, 1, 2]
+    assert batch.starts == (0, 2, 5)
+    assert batch.aux_T3H[2].flatten().tolist() == [0.0, 1.0, 2.0]
+    assert batch.final_TH.flatten().tolist() == [3.0, 7.0, 3.0, 7.0, 11.0]
+    assert batch.next_kind_T.tolist() == [2, 0, 2, 2, 0]
+    assert (batch.sample_ids, batch.position) == (("2", "3"), Position(1, 4))
+
+
+def test_batches_go_on_from_any_position() -> None:
+    """From (1, 1) on, the batches are the very ones that follow there in an uninterrupted run."""
+    documents = [join(states(n + 2), sample(n + 2, (1, n + 2, SpanKind.RESPONSE)), 64) for n in range(6)]
+    plans = [plan_epoch([n + 2 for n in range(6)], 9, 3, epoch) for epoch in range(2)]
+    whole = [(b.position, b.token_ids_T.tolist()) for b in batches(documents, plans, Position(0, 0))]
+    rest = [(b.position, b.token_ids_T.tolist()) for b in batches(documents, plans, Position(1, 1))]
+    assert [p for p, _ in whole] == [Position(e, i) for e in range(2) for i in range(len(plans[e]))]
+    assert rest == whole[len(plans[0]) + 1 :]

@@ -1,0 +1,165 @@
+"""The draft as a server reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from eagle.export import check_draft, export
+from eagle.train import train
+from synthgen.corpus.config import RunConfig
+from synthgen.corpus.manifest import read_manifest
+from synthgen.corpus.verifier_config import read_shape
+from synthgen.errors import ArtifactError
+from tests.eagle.tiny import tiny_config, write_run
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> RunConfig:
+    """A run whose draft hasn't been trained yet."""
+    config = tiny_config(tmp_path, train__epochs="1")
+    write_run(config)
+    return config
+
+
+def test_untrained_export_is_vllms_layout(prepared: RunConfig) -> None:
+    """Names, shapes and types of every tensor; the map has offsets; there is no embedding."""
+    export(prepared, untrained=True)
+    tensors = load_file(prepared.untrained_path / "model.safetensors")
+    found = {name: (str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in tensors.items()}
+    assert found == {
+        "d2t": ("int64", [20]),
+        "t2d": ("bool", [24]),
+        "fc.weight": ("bfloat16", [32, 96]),
+        "fc_norm.0.weight": ("bfloat16", [32]),
+        "fc_norm.1.weight": ("bfloat16", [32]),
+        "fc_norm.2.weight": ("bfloat16", [32]),
+        "lm_head.weight": ("bfloat16", [20, 32]),
+        "midlayer.hidden_norm.weight": ("bfloat16", [32]),
+        "midlayer.input_layernorm.weight": ("bfloat16", [32]),
+        "midlayer.mlp.down_proj.weight": ("bfloat16", [32, 48]),
+        "midlayer.mlp.gate_proj.weight": ("bfloat16", [48, 32]),
+        "midlayer.mlp.up_proj.weight": ("bfloat16", [48, 32]),
+        "midlayer.post_attention_layernorm.weight": ("bfloat16", [32]),
+        "midlayer.self_attn.k_proj.weight": ("bfloat16", [16, 64]),
+        "midlayer.self_attn.o_proj.weight": ("bfloat16", [32, 32]),
+        "midlayer.self_attn.q_proj.weight": ("bfloat16", [32, 64]),
+        "midlayer.self_attn.v_proj.weight": ("bfloat16", [16, 64]),
+        "norm.weight": ("bfloat16", [32]),
+    }
+    known = tensors["t2d"].nonzero().flatten()
+    assert torch.equal(tensors["d2t"] + torch.arange(20), known)
+
+
+def test_config_is_flat_llama_with_the_layer_ids_where_vllm_counts_them(prepared: RunConfig) -> None:
+    """Every key that vLLM 0.32 reads, written out."""
+    export(prepared, untrained=True)
+    assert msgspec.json.decode((prepared.untrained_path / "config.json").read_bytes()) == {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "max_position_embeddings": 256,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "rms_norm_eps": 1e-6,
+        "vocab_size": 24,
+        "draft_vocab_size": 20,
+        "tie_word_embeddings": False,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "dtype": "bfloat16",
+        "norm_before_residual": True,
+        "fc_norm": True,
+        "norm_output": True,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5], "use_aux_hidden_state": True},
+    }
+
+
+def test_a_full_vocabulary_has_no_map(tmp_path: Path) -> None:
+    """When the draft knows every token vLLM has no place for d2t, so there is none."""
+    config = tiny_config(tmp_path, vocab__size="24")
+    write_run(config)
+    export(config, untrained=True)
+    tensors = load_file(config.untrained_path / "model.safetensors")
+    assert not tensors.keys() & {"d2t", "t2d"}
+
+
+def test_trained_export_holds_the_last_checkpoint(prepared: RunConfig) -> None:
+    """Weights are the newest checkpoint's in bfloat16, and differ from the untrained draft's."""
+    with pytest.raises(ArtifactError, match="run `eagle train CONFIG` first"):
+        export(prepared)
+    train(prepared)
+    manifest = export(prepared)
+    export(prepared, untrained=True)
+    last = max(prepared.checkpoints_path.glob("step-*"))
+    weights = load_file(last / "weights.safetensors")
+    found = load_file(prepared.export_path / "model.safetensors")
+    assert manifest.figures["step"] == int(last.name.removeprefix("step-"))
+    assert all(torch.equal(found[name], weight.bfloat16()) for name, weight in weights.items())
+    fresh = load_file(prepared.untrained_path / "model.safetensors")
+    assert not torch.equal(found["fc.weight"], fresh["fc.weight"])
+    assert read_manifest(prepared.export_path) == manifest
+
+
+def test_an_export_of_this_run_passes_the_check(prepared: RunConfig) -> None:
+    """`check_draft` has nothing to say about what `export` wrote."""
+    export(prepared, untrained=True)
+    check_draft(prepared.untrained_path, read_shape(Path(prepared.verifier.model)))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("hidden_size", 64, r"`hidden_size` is 64; expected 32"),
+        ("vocab_size", 30, r"`vocab_size` is 30; expected 24"),
+        ("architectures", ["Llama"], r"`architectures` is \['Llama'\]"),
+        ("eagle_config", {"eagle_aux_hidden_state_layer_ids": [2, 4, 8]}, r"is \[2, 4, 8\]; .* 8 layers"),
+        ("eagle_config", {}, r"`eagle_aux_hidden_state_layer_ids` is \[\]"),
+        ("draft_vocab_size", 10, r"tensor `lm_head.weight` is \[20, 32\]; expected \[10, 32\]"),
+        ("head_dim", None, r"config.json: .*head_dim"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_refused(
+    prepared: RunConfig, key: str, value: object, message: str
+) -> None:
+    """The key, what was found and what this verifier needs."""
+    export(prepared, untrained=True)
+    path = prepared.untrained_path / "config.json"
+    content = msgspec.json.decode(path.read_bytes())
+    path.write_bytes(msgspec.json.encode(content | {key: value}))
+    with pytest.raises(ArtifactError, match=message):
+        check_draft(prepared.untrained_path, read_shape(Path(prepared.verifier.model)))
+
+
+def test_a_missing_or_misshapen_tensor_is_refused(prepared: RunConfig) -> None:
+    """The tensor's name, both shapes; a torn file is named too."""
+    export(prepared, untrained=True)
+    path, shape = prepared.untrained_path / "model.safetensors", read_shape(Path(prepared.verifier.model))
+    tensors = load_file(path)
+    save_file(tensors | {"fc.weight": torch.zeros(32, 64)}, path)
+    with pytest.raises(ArtifactError, match=r"tensor `fc\.weight` is \[32, 64\]; expected \[32, 96\]"):
+        check_draft(prepared.untrained_path, shape)
+    save_file({name: t for name, t in tensors.items() if name != "norm.weight"}, path)
+    with pytest.raises(ArtifactError, match=r"tensor `norm\.weight` is missing"):
+        check_draft(prepared.untrained_path, shape)
+    path.write_bytes(b"torn")
+    with pytest.raises(ArtifactError, match="can't be read"):
+        check_draft(prepared.untrained_path, shape)
+
+
+def test_another_seed_than_was_trained_is_refused(prepared: RunConfig) -> None:
+    """A checkpoint is exported under the settings that made it, or not at all."""
+    train(prepared)
+    with pytest.raises(ArtifactError, match=r"settings\.seed = 7, this run has 8"):
+        export(msgspec.structs.replace(prepared, seed=8))
