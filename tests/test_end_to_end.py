@@ -29,9 +29,9 @@ from eagle.taps import TapPoints
 from eagle.verifier import VerifierWeights, read_weights
 from eagle.vocab import VocabMap, load_vocab
 from synthgen.client.api import ApiClient, chat_body
-from synthgen.client.replies import ChatReply
 from synthgen.client.control import Control
 from synthgen.client.launch import capturing, started
+from synthgen.client.replies import ChatReply
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.journal import read_journal
 from synthgen.corpus.manifest import read_manifest

