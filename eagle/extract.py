@@ -26,7 +26,6 @@ from synthgen.client.launch import capturing, serving_url
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import bar, console
 from synthgen.corpus.files import require_free_disk
-from synthgen.corpus.journal import read_journal
 from synthgen.corpus.manifest import (
     Manifest,
     digest,
@@ -36,8 +35,8 @@ from synthgen.corpus.manifest import (
     require_manifest,
     write_manifest,
 )
-from synthgen.corpus.records import Sample, Trace
-from synthgen.corpus.samples import sample_of
+from synthgen.corpus.records import Sample
+from synthgen.corpus.samples import read_samples
 from synthgen.corpus.verifier_config import VerifierShape, read_shape
 from synthgen.errors import ArtifactError, ServerMismatch
 
@@ -80,19 +79,16 @@ def extract(config: RunConfig) -> Manifest:
     return _write(config, settings, inputs, seconds=done_s + time.monotonic() - started, complete=True)
 
 
-def samples_of(config: RunConfig) -> list[Sample]:
-    """The corpus as samples, cut to extract.max_seq_tokens; those cut before their reply are left out."""
-    samples = (sample_of(trace) for trace in read_journal(config.traces_path, Trace))
-    limit = config.extract.max_seq_tokens
-    return [sample.cut(limit) for sample in samples if sample.spans and sample.spans[0].start < limit - 1]
-
-
 def _missing(config: RunConfig) -> list[Sample]:
     entries = read_index(config.states_path)
     for entry in entries:
         verify_shard(config.states_path, entry)
     have = {sample_id for entry in entries for sample_id in entry.sample_ids}
-    return [sample for sample in samples_of(config) if sample.id not in have]
+    return [
+        sample
+        for sample in read_samples(config.traces_path, config.extract.max_seq_tokens)
+        if sample.id not in have
+    ]
 
 
 async def _extract_all(

@@ -22,7 +22,6 @@ from torch import nn
 from eagle.batches import Batch, Document, Kind, Position, batches, find_targets, join_all, plan_epoch
 from eagle.checkpoint import Progress, checkpoints, load_checkpoint, save_checkpoint
 from eagle.draft import Draft, build_draft, unroll
-from eagle.extract import samples_of
 from eagle.loss import VerifierHead, prefix_counts, step_losses, target_logits
 from eagle.loss import verifier_head as build_verifier_head
 from eagle.optim import Optimizers, build_optimizers, rate_at
@@ -37,7 +36,7 @@ from eagle.training_log import (
     log_line,
     note_of,
 )
-from eagle.verifier import read_shape, read_weights
+from eagle.verifier import read_weights
 from eagle.vocab import digest_of, load_vocab, require_states, vocab_settings
 from synthgen.corpus.config import RunConfig, TrainConfig
 from synthgen.corpus.console import bar, console, waiting
@@ -50,6 +49,8 @@ from synthgen.corpus.manifest import (
     require_manifest,
     write_manifest,
 )
+from synthgen.corpus.samples import read_samples
+from synthgen.corpus.verifier_config import read_shape
 from synthgen.errors import ArtifactError, ConfigError, TrainingError
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -231,7 +232,9 @@ def read_documents(config: RunConfig) -> list[Document]:
     """
     for entry in read_index(config.states_path):
         verify_shard(config.states_path, entry)
-    samples = {sample.id: sample for sample in samples_of(config)}
+    samples = {
+        sample.id: sample for sample in read_samples(config.traces_path, config.extract.max_seq_tokens)
+    }
     documents = join_all(read_all(config.states_path), samples, config.train.max_seq_tokens)
     hidden_size = read_shape(Path(config.verifier.model)).hidden_size
     found = documents[0].states_T4H.shape[-1]

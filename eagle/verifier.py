@@ -14,8 +14,7 @@ import msgspec
 import torch
 from safetensors import safe_open
 
-from synthgen.corpus.verifier_config import VerifierShape as VerifierShape
-from synthgen.corpus.verifier_config import read_shape as read_shape
+from synthgen.corpus.verifier_config import read_shape
 from synthgen.errors import ArtifactError
 
 SINGLE_FILE = "model.safetensors"

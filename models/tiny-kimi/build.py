@@ -33,8 +33,7 @@ def rows(seed: int | str, tokenizer: PreTrainedTokenizerFast) -> Iterator[Row]:
 
 
 def write_settings(out: Path, shape: Shape, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Tokenizer, template and the two config files."""
-    tokenizer.save_pretrained(out)
+    """Template and the two config files."""
     if out.resolve() != HERE:
         shutil.copyfile(HERE / "chat_template.jinja", out / "chat_template.jinja")
     ids = {"bos": tokenizer.bos_token_id, "eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id}
@@ -88,10 +87,11 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
 
     # A resumed run keeps the tokenizer that its weights know.
-    known = (options.out / "progress.pt").exists()
-    tokenizer = (
-        PreTrainedTokenizerFast.from_pretrained(options.out) if known else train_tokenizer(options.seed)
-    )
+    if (options.out / "progress.pt").exists():
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(options.out)
+    else:
+        tokenizer = train_tokenizer(options.seed)
+        tokenizer.save_pretrained(options.out)
     model = TinyKimi(Shape(vocab_size=len(tokenizer)))
     write_settings(options.out, model.shape, tokenizer)
     plan = Plan(minutes=options.minutes, steps=options.steps)

@@ -1,7 +1,10 @@
-"""A trace as a training sample: the server's ids, and the spans that are supervised."""
+"""Traces as training samples: the server's ids, and the spans that are supervised."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from synthgen.corpus.journal import read_journal
 from synthgen.corpus.records import Sample, Span, SpanKind, Trace
 
 
@@ -22,6 +25,12 @@ def sample_of(trace: Trace) -> Sample:
             if start < end
         ),
     )
+
+
+def read_samples(traces: Path, max_tokens: int) -> list[Sample]:
+    """A corpus as samples, each cut to `max_tokens`; those that are cut before their reply are left out."""
+    samples = (sample_of(trace) for trace in read_journal(traces, Trace))
+    return [s.cut(max_tokens) for s in samples if s.spans and s.spans[0].start < max_tokens - 1]
 
 
 def _output_spans(trace: Trace) -> list[tuple[int, int, SpanKind]]:
