@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 # Prompts of `make real`: any JSONL files. The ones written for this project are the default.
-PROMPTS ?= $(wildcard prompts/seeds/*.jsonl)
+# SmolLM2 has no tool calls, so those prompts are left out.
+PROMPTS ?= $(filter-out %/tool_use.jsonl,$(wildcard prompts/seeds/*.jsonl))
 
 bin := $(VENV)/bin
 ready := $(VENV)/.ready

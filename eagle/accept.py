@@ -20,7 +20,7 @@ from pathlib import Path
 from eagle.export import check_draft
 from synthgen.client.api import ApiClient, chat_body
 from synthgen.client.control import Control, SpecCounters, api_key
-from synthgen.client.launch import Serving, drafting, plain, started
+from synthgen.client.launch import Serving, drafting, plain, started, uncached
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import Bar, bar, console
 from synthgen.corpus.journal import read_journal
@@ -140,7 +140,7 @@ def _servings(config: RunConfig) -> dict[str, Serving]:
     }
     if config.accept.untrained:
         servings[UNTRAINED] = drafting(config, config.untrained_path, port_offset=2, name=UNTRAINED)
-    return servings
+    return {name: uncached(serving) for name, serving in servings.items()}
 
 
 async def _visit(

@@ -44,6 +44,12 @@ def plain(config: RunConfig, *, port_offset: int = 0, name: str = "serve") -> Se
     return Serving(name=name, port=config.server.port + port_offset)
 
 
+def uncached(serving: Serving) -> Serving:
+    """The same without a prefix cache, so that a repeated prompt costs what it cost the first time."""
+    arguments = (*serving.arguments, "--no-enable-prefix-caching")
+    return Serving(name=serving.name, port=serving.port, arguments=arguments)
+
+
 def capturing(config: RunConfig, layer_ids: tuple[int, ...], spool: Path, *, port_offset: int = 0) -> Serving:
     """The verifier with the project's connector, which writes hidden states into `spool`."""
     speculative = {
@@ -77,7 +83,7 @@ def drafting(config: RunConfig, draft: Path, *, port_offset: int = 0, name: str 
     return Serving(
         name=name,
         port=config.server.port + port_offset,
-        arguments=("--no-enable-prefix-caching", "--speculative-config", json.dumps(speculative)),
+        arguments=("--speculative-config", json.dumps(speculative)),
     )
 
 
