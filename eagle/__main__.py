@@ -69,7 +69,7 @@ def train(config: Config, set_: Overrides = []) -> None:  # noqa: B006
         save_config(loaded, loaded.checkpoints_path / "run.yaml")
         console.print(
             f"loss {figures['loss_first']:.3f} -> {figures['loss_last']:.3f} in {figures['steps']:,} steps, "
-            f"predicted acceptance length {figures['acceptance_predicted']:.2f}"
+            f"predicted acceptance length {figures['acceptance_predicted']:.2f} on the training text"
         )
 
 

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from synthgen.corpus.journal import read_journal
 from synthgen.corpus.manifest import (
     Manifest,
     as_json,
-    digest,
+    digest_of,
     manifest_of,
     read_manifest,
     require_fit,
@@ -36,9 +36,10 @@ from synthgen.corpus.manifest import (
 )
 from synthgen.corpus.records import Record, Sampling, SeedPrompt
 from synthgen.corpus.verifier_config import read_shape
-from synthgen.errors import ServerError
+from synthgen.errors import ServerError, first_of
 
 BASE, DRAFTED, UNTRAINED = "base", "drafted", "untrained"
+UNTRAINED_FLAG = {"draft": "", "untrained": " --untrained"}
 COUNTER_SETTLE_S = 0.5
 """The counters of a reply's last step may appear a moment after the reply."""
 
@@ -85,6 +86,7 @@ class _Measured:
 
     rounds: dict[str, list[Round]] = field(default_factory=dict)
     counters: dict[str, dict[str, SpecCounters]] = field(default_factory=dict)
+    prompts: int = 0
 
 
 def accept(config: RunConfig) -> Manifest:
@@ -92,18 +94,22 @@ def accept(config: RunConfig) -> Manifest:
 
     Raises ArtifactError when the draft doesn't fit the verifier, before any server is started.
     """
-    export = require_manifest(config.export_path, "eagle export CONFIG")
+    drafts = {"draft": config.export_path}
+    if config.accept.untrained:
+        drafts["untrained"] = config.untrained_path
     shape = read_shape(Path(config.verifier.model))
-    check_draft(config.export_path, shape)
+    inputs = {}
+    for name, path in drafts.items():
+        inputs[name] = digest_of(require_manifest(path, f"eagle export CONFIG{UNTRAINED_FLAG[name]}"))
+        check_draft(path, shape)
     settings = as_json({"accept": config.accept, "verifier": config.verifier})
-    inputs = {"draft": digest([export.inputs, export.figures])}
     before = read_manifest(config.accept_path)
     if before is not None:
         require_fit(config.accept_path, before, settings=settings, inputs=inputs)
         console.print(f"accept: {config.accept_path} has the measurement of this draft")
         return before
     began = time.monotonic()
-    report = asyncio.run(_measure(config))
+    report = _measure(config)
     manifest = manifest_of(
         "accept",
         settings=settings,
@@ -115,12 +121,12 @@ def accept(config: RunConfig) -> Manifest:
     return manifest
 
 
-async def _measure(config: RunConfig) -> AcceptanceReport:
+def _measure(config: RunConfig) -> AcceptanceReport:
     heldout = list(read_journal(config.heldout_path, SeedPrompt))
     prompts, singles = heldout[: config.accept.prompts], heldout[: config.accept.single_prompts]
     servings = _servings(config)
     groups = [servings] if config.accept.servers_at_once else [{n: s} for n, s in servings.items()]
-    measured = _Measured()
+    measured = _Measured(prompts=len(prompts))
     drafts = len(servings) - 1
     total = 2 * len(singles) * config.accept.rounds + drafts * len(prompts)
     with contextlib.ExitStack() as stack:
@@ -129,8 +135,16 @@ async def _measure(config: RunConfig) -> AcceptanceReport:
             with started(config, *group.values()) as processes:
                 urls = dict(zip(group, (p.base_url for p in processes), strict=True))
                 progress = progress or stack.enter_context(bar("accept", total))
-                await _visit(config, urls, prompts, singles, measured, progress)
+                _run(_visit(config, urls, prompts, singles, measured, progress))
     return report_of(config, measured)
+
+
+def _run(visit: Coroutine[None, None, None]) -> None:
+    """Run the requests; servers are started outside, where a Ctrl-C takes effect at once."""
+    try:
+        asyncio.run(visit)
+    except BaseExceptionGroup as errors:
+        raise first_of(errors) from errors
 
 
 def _servings(config: RunConfig) -> dict[str, Serving]:
@@ -261,7 +275,7 @@ def report_of(config: RunConfig, measured: _Measured) -> AcceptanceReport:
         acceptance_length_untrained=SpecCounters.total(untrained.values()).acceptance_length
         if untrained
         else None,
-        prompts=config.accept.prompts,
+        prompts=measured.prompts,
         num_draft_tokens=config.accept.num_draft_tokens,
         lossless=same == len(pairs),
         same_replies=same,

@@ -16,10 +16,11 @@ from pathlib import Path
 import msgspec
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from eagle.draft import Draft
 from eagle.optim import Optimizers
+from eagle.tensors import save_tensors
 from synthgen.corpus.files import directory_written_aside
 from synthgen.corpus.records import Record
 from synthgen.errors import ArtifactError
@@ -48,9 +49,9 @@ def save_checkpoint(directory: Path, draft: Draft, optimizers: Optimizers, progr
     """Write one checkpoint, drop older ones and what a killed process left aside; return its path."""
     path = directory / f"step-{progress.step:08d}"
     with directory_written_aside(path) as aside:
-        save_file(_on_cpu(dict(draft.named_parameters())), aside / WEIGHTS)
+        save_tensors(_on_cpu(dict(draft.named_parameters())), aside / WEIGHTS)
         state = optimizers.state() | {RANDOM_STATE: torch.get_rng_state()}
-        save_file(_on_cpu(state), aside / OPTIMIZER)
+        save_tensors(_on_cpu(state), aside / OPTIMIZER)
         (aside / PROGRESS).write_bytes(msgspec.json.encode(progress))
     for old in (*checkpoints(directory)[:-KEPT], *directory.glob(".step-*.tmp")):
         shutil.rmtree(old)

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import save_file
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -33,6 +32,7 @@ from vllm.v1.request import RequestStatus
 from vllm.v1.sample import rejection_sampler
 
 from eagle.sampling_guard import mend
+from eagle.tensors import save_tensors
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -70,6 +70,8 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if not self._spool.is_absolute():
             raise ValueError("kv_connector_extra_config.spool must be an absolute directory")
         self._pending: list[PendingSave] = []
+        draft = vllm_config.speculative_config.draft_model_config.hf_config
+        self._layer_ids = list(draft.eagle_aux_hidden_state_layer_ids)
         if role is KVConnectorRole.WORKER:
             self._init_worker(vllm_config)
 
@@ -104,10 +106,12 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if wanted not in ("prompt", "all") or request.status is RequestStatus.FINISHED_ABORTED:
             return False, None
         ids = list(request.all_token_ids)[:-1] if wanted == "all" else list(request.prompt_token_ids)
+        if request.num_computed_tokens < len(ids):  # it ended before its last token was computed
+            return False, None
         self._pending.append(
             PendingSave(request_id=request.request_id, token_ids=ids, block_ids=list(block_ids))
         )
-        return True, {"states_file": file_name(request.request_id)}
+        return True, {"states_file": file_name(request.request_id), "layer_ids": self._layer_ids}
 
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
@@ -233,7 +237,7 @@ def write_states(
     if copied is not None:
         copied.synchronize()
     aside = path.with_suffix(".tmp")
-    save_file({"token_ids": torch.tensor(token_ids), "states": states}, aside)
+    save_tensors({"token_ids": torch.tensor(token_ids), "states": states}, aside)
     aside.replace(path)
 
 

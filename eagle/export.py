@@ -13,17 +13,24 @@ from typing import Any
 import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from eagle.checkpoint import checkpoints, load_progress, load_weights
 from eagle.draft import Draft, build_draft
 from eagle.taps import TapPoints
+from eagle.tensors import save_tensors
 from eagle.train import train_settings
 from eagle.verifier import read_weights
-from eagle.vocab import VocabMap, digest_of, load_vocab
+from eagle.vocab import VocabMap, load_vocab
 from synthgen.corpus.config import DraftConfig, RunConfig
 from synthgen.corpus.files import directory_written_aside
-from synthgen.corpus.manifest import Manifest, manifest_of, require_fit, require_manifest, write_manifest
+from synthgen.corpus.manifest import (
+    Manifest,
+    digest_of,
+    manifest_of,
+    require_fit,
+    require_manifest,
+    write_manifest,
+)
 from synthgen.corpus.verifier_config import VerifierShape, read_shape
 from synthgen.errors import ArtifactError
 
@@ -87,7 +94,7 @@ def write_draft(
     }
     if vocab.size < shape.vocab_size:  # vLLM has no place for the map when there is nothing to map
         tensors |= {"d2t": vocab.d2t_K, "t2d": vocab.t2d_V}
-    save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
+    save_tensors(tensors, directory / WEIGHTS, metadata={"format": "pt"})
     content = draft_config(draft.config, vocab.size, shape, taps)
     (directory / CONFIG).write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
 

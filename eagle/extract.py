@@ -29,6 +29,7 @@ from synthgen.corpus.files import require_free_disk
 from synthgen.corpus.manifest import (
     Manifest,
     digest,
+    digest_of,
     manifest_of,
     read_manifest,
     require_fit,
@@ -58,7 +59,7 @@ def extract(config: RunConfig) -> Manifest:
     if before is not None:
         require_fit(config.states_path, before, settings=settings, inputs=before.inputs)
     todo = _missing(config)
-    inputs = {"corpus": digest([corpus.inputs, corpus.figures])}
+    inputs = {"corpus": digest_of(corpus)}
     if not todo and before is not None and before.complete and before.inputs == inputs:
         console.print(f"extract: {config.states_path} has all {before.figures['samples']} samples")
         return before
@@ -74,7 +75,7 @@ def extract(config: RunConfig) -> Manifest:
         with serving_url(config, capturing(config, taps.captured, spool)) as base_url:
             key = api_key(config.server.api_key_env)
             Control(base_url, key).require_model(config.verifier.served_name)
-            asyncio.run(_extract_all(config, base_url, key, todo, spool, shape))
+            asyncio.run(_extract_all(config, base_url, key, todo, spool, taps, shape))
         shutil.rmtree(spool)
     return _write(config, settings, inputs, seconds=done_s + time.monotonic() - started, complete=True)
 
@@ -92,7 +93,13 @@ def _missing(config: RunConfig) -> list[Sample]:
 
 
 async def _extract_all(
-    config: RunConfig, base_url: str, key: str | None, todo: list[Sample], spool: Path, shape: VerifierShape
+    config: RunConfig,
+    base_url: str,
+    key: str | None,
+    todo: list[Sample],
+    spool: Path,
+    taps: TapPoints,
+    shape: VerifierShape,
 ) -> None:
     settings = config.extract
     client = ApiClient(
@@ -108,20 +115,20 @@ async def _extract_all(
         async with client:
             with bar("extract", len(todo)) as progress:
                 started, tokens = time.monotonic(), 0
-                async for states in _in_flight(config, client, todo, spool, shape.hidden_size):
+                async for states in _in_flight(config, client, todo, spool, taps, shape.hidden_size):
                     batch.append(states)
                     tokens += len(states.token_ids_T)
                     progress.advance(note=f"{tokens / (time.monotonic() - started):,.0f} tok/s")
                     if sum(len(s.token_ids_T) for s in batch) >= settings.shard_tokens:
-                        write_shard(config.states_path, batch)
-                        batch = []
+                        full, batch = batch, []
+                        await asyncio.to_thread(write_shard, config.states_path, full)
     finally:  # an interrupted run keeps what it has
         if batch:
             write_shard(config.states_path, batch)
 
 
 async def _in_flight(
-    config: RunConfig, client: ApiClient, todo: list[Sample], spool: Path, hidden_size: int
+    config: RunConfig, client: ApiClient, todo: list[Sample], spool: Path, taps: TapPoints, hidden_size: int
 ) -> AsyncIterator[SampleStates]:
     """Yield states in the order of `todo`, with extract.concurrency requests ahead."""
     waiting: list[asyncio.Task[SampleStates]] = []
@@ -129,7 +136,7 @@ async def _in_flight(
     try:
         while True:
             while len(waiting) < config.extract.concurrency and (sample := next(queue, None)) is not None:
-                request = _one(config.verifier.served_name, client, sample, spool, hidden_size)
+                request = _one(config.verifier.served_name, client, sample, spool, taps, hidden_size)
                 waiting.append(asyncio.create_task(request))
             if not waiting:
                 return
@@ -140,7 +147,9 @@ async def _in_flight(
         await asyncio.gather(*waiting, return_exceptions=True)
 
 
-async def _one(model: str, client: ApiClient, sample: Sample, spool: Path, hidden_size: int) -> SampleStates:
+async def _one(
+    model: str, client: ApiClient, sample: Sample, spool: Path, taps: TapPoints, hidden_size: int
+) -> SampleStates:
     body: dict[str, Any] = {
         "model": model,
         "prompt": sample.token_ids,
@@ -150,11 +159,17 @@ async def _one(model: str, client: ApiClient, sample: Sample, spool: Path, hidde
         "kv_transfer_params": {"states": "prompt"},
     }
     reply, _ = await client.complete(body)
-    name = (reply.kv_transfer_params or {}).get("states_file")
+    told = reply.kv_transfer_params or {}
+    name = told.get("states_file")
     if not isinstance(name, str):
         raise ServerMismatch(
             "the server returned no hidden states: it runs without the connector. Start it with `synthgen "
             "serve CONFIG --role capture`"
+        )
+    if told.get("layer_ids") != list(taps.captured):
+        raise ServerMismatch(
+            f"the server captures layers {told.get('layer_ids')}, this run wants {list(taps.captured)}: "
+            f"start it anew with `synthgen serve CONFIG --role capture`"
         )
     tensors = await asyncio.to_thread(take_states, spool / Path(name).name)
     return check_states(sample, tensors["token_ids"], tensors["states"], hidden_size)
@@ -215,6 +230,7 @@ def _write(
             "tokens": sum(entry.num_tokens for entry in entries),
             "bytes": sum(entry.num_bytes for entry in entries),
             "shards": len(entries),
+            "content": digest([entry.sha256 for entry in entries]),
         },
         seconds=seconds,
         complete=complete,

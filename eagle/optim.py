@@ -46,8 +46,7 @@ class Optimizers:
         for name, tensor in tensors.items():
             parameter_name, _, key = name.rpartition("/")
             parameter = self.named[parameter_name]
-            device = parameter.device if tensor.ndim else tensor.device
-            owners[id(parameter)].state[parameter][key] = tensor.to(device)
+            owners[id(parameter)].state[parameter][key] = tensor.to(parameter.device)
 
 
 def build_optimizers(draft: Draft, config: TrainConfig) -> Optimizers:

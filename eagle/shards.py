@@ -19,8 +19,8 @@ from pathlib import Path
 import msgspec
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
+from eagle.tensors import save_tensors
 from synthgen.corpus.files import sha256_of, written_aside
 from synthgen.corpus.records import Record
 from synthgen.errors import ArtifactError
@@ -66,7 +66,7 @@ def write_shard(directory: Path, samples: list[SampleStates]) -> ShardEntry:
     }
     ids = tuple(s.sample_id for s in samples)
     with written_aside(path) as aside:
-        save_file(tensors, aside, metadata={"sample_ids": msgspec.json.encode(ids).decode()})
+        save_tensors(tensors, aside, metadata={"sample_ids": msgspec.json.encode(ids).decode()})
     entry = ShardEntry(
         file=path.name,
         sha256=sha256_of(path),

@@ -37,12 +37,13 @@ from eagle.training_log import (
     note_of,
 )
 from eagle.verifier import read_weights
-from eagle.vocab import digest_of, load_vocab, require_states, vocab_settings
+from eagle.vocab import load_vocab, require_states, vocab_settings
 from synthgen.corpus.config import RunConfig, TrainConfig
 from synthgen.corpus.console import bar, console, waiting
 from synthgen.corpus.journal import read_journal
 from synthgen.corpus.manifest import (
     Manifest,
+    digest_of,
     manifest_of,
     read_manifest,
     require_fit,

@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
+from eagle.tensors import save_tensors
 from synthgen.corpus.config import RunConfig
-from synthgen.corpus.files import written_aside
+from synthgen.corpus.files import sha256_of, written_aside
 from synthgen.corpus.manifest import (
     Manifest,
-    digest,
+    digest_of,
     manifest_of,
     read_manifest,
     require_fit,
@@ -114,7 +115,7 @@ def coverage(counts_V: torch.Tensor, vocab: VocabMap) -> float:
 def save_vocab(vocab: VocabMap, directory: Path) -> None:
     """Write `t2d` and `d2t` as safetensors, complete or not at all."""
     with written_aside(directory / FILE_NAME) as aside:
-        save_file({"t2d": vocab.t2d_V, "d2t": vocab.d2t_K}, aside)
+        save_tensors({"t2d": vocab.t2d_V, "d2t": vocab.d2t_K}, aside)
 
 
 def load_vocab(directory: Path) -> VocabMap:
@@ -141,18 +142,20 @@ def require_states(config: RunConfig) -> Manifest:
         "taps": states.settings["taps"] | {"ids": layers},
         "max_seq_tokens": config.extract.max_seq_tokens,
     }
-    require_fit(config.states_path, states, settings=states.settings | wanted, inputs=states.inputs)
+    corpus = require_manifest(config.corpus_path, "synthgen generate CONFIG")
+    require_fit(
+        config.states_path,
+        states,
+        settings=states.settings | wanted,
+        inputs={"corpus": digest_of(corpus)},
+        remedy="run `eagle extract CONFIG` to bring it up to the corpus",
+    )
     return states
 
 
 def vocab_settings(config: RunConfig) -> dict[str, Any]:
     """What the draft vocabulary depends on."""
     return {"size": config.vocab.size, "verifier": config.verifier.model}
-
-
-def digest_of(manifest: Manifest) -> str:
-    """What names an artifact as an input of the next stage: its own inputs and figures."""
-    return digest([manifest.inputs, manifest.figures])
 
 
 def make_vocab(config: RunConfig) -> Manifest:
@@ -177,6 +180,7 @@ def make_vocab(config: RunConfig) -> Manifest:
     figures = {
         "size": vocab.size,
         "coverage": coverage(counts_V, vocab),
+        "sha256": sha256_of(config.vocab_path / FILE_NAME),
         "supervised_tokens": int(counts_V.sum()),
         **{f"{kind}_tokens": _tokens_of(samples, kind) for kind in SpanKind},
     }

@@ -76,14 +76,17 @@ def generate(
     preview: Annotated[
         int | None, typer.Option(help="Only show this many prompts and replies; nothing is written.", min=1)
     ] = None,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Send the rows again that ended as failures.")
+    ] = False,
     allow_mixed: Annotated[
         bool, typer.Option("--allow-mixed", help="Go on though model, template or sampling changed.")
     ] = False,
 ) -> None:
     """Send the run's prompts and keep each reply with its exact tokens; goes on where it stopped.
 
-    Exit code 0: all rows are there. 1: some failed, the same command sends just those again. 2: it could
-    not run. 130: interrupted.
+    Exit code 0: all rows are there. 1: some failed, --retry-failed sends just those again. 2: it could not
+    run. 130: interrupted.
 
     Examples: `synthgen generate my.yaml --preview 3`, `synthgen generate my.yaml --shard 2/4`
     """
@@ -92,7 +95,12 @@ def generate(
         if preview is not None:
             preview_prompts(loaded, preview)
             return
-        request = Request(limit=limit, shard=Shard.parse(shard), allow_mixed=allow_mixed)
+        request = Request(
+            limit=limit,
+            shard=Shard.parse(shard),
+            retry_failed=retry_failed,
+            allow_mixed=allow_mixed,
+        )
         manifest, sent = generate_corpus(loaded, request)
         save_config(loaded, loaded.corpus_path / "run.yaml")
         _print_corpus(loaded, manifest, sent)
@@ -117,8 +125,8 @@ def _print_corpus(config: RunConfig, manifest: Manifest, sent: Tally) -> None:
     if sent.failures:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(sent.failures.items()))
         console.print(
-            f"{sum(sent.failures.values())} rows failed ({kinds}), see {config.failures_path}; the same "
-            f"command sends just those again",
+            f"{sum(sent.failures.values())} rows failed ({kinds}), see {config.failures_path}; with "
+            f"--retry-failed the same command sends just those again",
             soft_wrap=True,
         )
 

@@ -69,3 +69,9 @@ class RequestFailed(ServerError):
 
 class TrainingError(SynthgenError):
     """Training can't go on: the loss is no longer a finite number."""
+
+
+def first_of(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error inside nested groups: the one that ended a group of tasks."""
+    first = errors.exceptions[0]
+    return first_of(first) if isinstance(first, BaseExceptionGroup) else first

@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 
 from synthgen.client.control import Control, Fingerprint, api_key
-from synthgen.client.launch import plain, serving_urls
+from synthgen.client.launch import plain, served
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import console
 from synthgen.corpus.journal import read_journal, read_keys, write_journal
 from synthgen.corpus.manifest import Manifest, manifest_of, read_manifest, require_fit, write_manifest
-from synthgen.corpus.records import Trace
-from synthgen.errors import ConfigError
+from synthgen.corpus.records import SeedPrompt, Trace
+from synthgen.errors import ArtifactError, ConfigError
 from synthgen.harness import Journals, send_all, wanted_keys
 from synthgen.pool import require_same
 from synthgen.schedule import Key
@@ -64,6 +64,8 @@ class Request:
     limit: int | None = None
     """At most this many rows now; the corpus is complete only when all are there."""
     shard: Shard = WHOLE
+    retry_failed: bool = False
+    """Send the rows again that ended as failures."""
     allow_mixed: bool = False
     """Go on though model, template or sampling changed; each record says which it was."""
 
@@ -74,38 +76,58 @@ def generate(config: RunConfig, request: Request = Request()) -> tuple[Manifest,
     Raises InputError for broken prompts before anything is sent, ArtifactError when the corpus there
     was sampled otherwise, ServerError when the server isn't there or isn't the one.
     """
-    split = split_prompts(config.prompts, config.seed)
-    todo = [key for key in missing_keys(config, split) if request.shard.has(key[0].id)][: request.limit]
     before = read_manifest(config.corpus_path)
+    if before is not None and not request.allow_mixed:
+        require_fit(config.corpus_path, before, settings=_settings(config), inputs=before.inputs)
+    split = _split(config)
+    todo = _todo(config, split, request)
     if not todo and before is not None:
-        if not request.allow_mixed:
-            require_fit(config.corpus_path, before, settings=_settings(config), inputs=before.inputs)
-        if before.complete:
-            console.print(f"generate: {config.corpus_path} has all {before.figures['traces']} traces")
-            return before, Tally()
+        return _finished(config, split, before), Tally()
     started = time.monotonic()
     done_s = before.seconds if before else 0.0
-    with serving_urls(config, plain(config)) as base_urls:
+    with served(config, plain(config)) as servers:
         key = api_key(config.server.api_key_env)
-        server = _describe(config, base_urls, key)
-        inputs = {"server": server.fingerprint.digest}
+        facts = _describe(config, servers.base_urls, key)
         if before is not None and not request.allow_mixed:
-            require_fit(config.corpus_path, before, settings=_settings(config), inputs=inputs)
-        if before is None or not before.complete:
-            write_journal(config.heldout_path, split.heldout)
-        _write(config, inputs, server.fingerprint, Tally(), seconds=done_s, complete=False)
-        sent = asyncio.run(send_all(config, base_urls, key, todo, server, _journals(config, request.shard)))
-    left = len(missing_keys(config, split)) - sum(sent.failures.values())
+            _require_same_server(config, before, facts.fingerprint)
+        write_journal(config.heldout_path, split.heldout)
+        _write(config, facts.fingerprint, seconds=done_s, complete=False)
+        sent = asyncio.run(send_all(config, servers, key, todo, facts, _journals(config, request.shard)))
     seconds = done_s + time.monotonic() - started
-    manifest = _write(config, inputs, server.fingerprint, sent, seconds=seconds, complete=left <= 0)
-    return manifest, sent
+    return _write(config, facts.fingerprint, seconds=seconds, complete=not missing_keys(config, split)), sent
 
 
 def missing_keys(config: RunConfig, split: PromptSplit) -> list[Key]:
-    """What the corpus still lacks."""
-    done = read_keys(config.traces_path)
+    """What the corpus still lacks: rows that are neither a trace nor a failure."""
+    return _without(config, split, read_keys(config.traces_path) | read_keys(config.failures_path))
+
+
+def _todo(config: RunConfig, split: PromptSplit, request: Request) -> list[Key]:
+    if request.retry_failed:
+        rows = _without(config, split, read_keys(config.traces_path))
+    else:
+        rows = missing_keys(config, split)
+    return [(prompt, index) for prompt, index in rows if request.shard.has(prompt.id)][: request.limit]
+
+
+def _without(config: RunConfig, split: PromptSplit, keys: set[tuple[str, int]]) -> list[Key]:
     wanted = wanted_keys(split.corpus, config.generate.samples_per_prompt)
-    return [(prompt, index) for prompt, index in wanted if (prompt.id, index) not in done]
+    return [(prompt, index) for prompt, index in wanted if (prompt.id, index) not in keys]
+
+
+def _split(config: RunConfig) -> PromptSplit:
+    """The run's prompts; those that were held out before stay held out, whatever was added since."""
+    heldout = tuple(read_journal(config.heldout_path, SeedPrompt))
+    return split_prompts(config.prompts, config.seed, heldout)
+
+
+def _finished(config: RunConfig, split: PromptSplit, before: Manifest) -> Manifest:
+    """What there is when nothing is left to send; another shard may have been the last."""
+    console.print(f"generate: nothing to send, {config.corpus_path} has its traces", soft_wrap=True)
+    if before.complete or missing_keys(config, split):
+        return before
+    fingerprint = msgspec.convert(before.figures["server"], Fingerprint)
+    return _write(config, fingerprint, seconds=before.seconds, complete=True)
 
 
 def _journals(config: RunConfig, shard: Shard) -> Journals:
@@ -125,32 +147,42 @@ def _describe(config: RunConfig, base_urls: tuple[str, ...], key: str | None) ->
     return ServerFacts(fingerprint=fingerprint, markers=controls[0].markers(config.verifier))
 
 
+def _require_same_server(config: RunConfig, before: Manifest, found: Fingerprint) -> None:
+    """Raise ArtifactError naming the field in which the server differs from the corpus' own."""
+    known = msgspec.convert(before.figures["server"], Fingerprint)
+    for name in Fingerprint.__struct_fields__:
+        have, want = getattr(known, name), getattr(found, name)
+        if have != want:
+            raise ArtifactError(
+                f"{config.corpus_path} was generated by a server whose {name} is {have!r}, this one's is "
+                f"{want!r}: use the same server, choose another run_dir, or go on with --allow-mixed"
+            )
+
+
 def _settings(config: RunConfig) -> dict[str, Any]:
-    return {"verifier": config.verifier, "sampling": sampling_of(config)}
+    return {
+        "verifier": config.verifier,
+        "sampling": sampling_of(config),
+        "heldout": config.prompts.heldout,
+        "seed": config.seed,
+    }
 
 
-def _write(
-    config: RunConfig,
-    inputs: dict[str, str],
-    fingerprint: Fingerprint,
-    sent: Tally,
-    *,
-    seconds: float,
-    complete: bool,
-) -> Manifest:
+def _write(config: RunConfig, fingerprint: Fingerprint, *, seconds: float, complete: bool) -> Manifest:
     whole = Tally()
     for trace in read_journal(config.traces_path, Trace):
         whole.add(trace)
+    failed = read_keys(config.failures_path) - read_keys(config.traces_path)
     manifest = manifest_of(
         "generate",
         settings=_settings(config),
-        inputs=inputs,
+        inputs={"server": fingerprint.digest},
         figures={
             "traces": whole.traces,
             "thinking_tokens": whole.thinking_tokens,
             "response_tokens": whole.response_tokens,
             "truncated": whole.truncated,
-            "failures": sum(sent.failures.values()),
+            "failures": len(failed),
             "server": msgspec.to_builtins(fingerprint),
         },
         seconds=seconds,

@@ -17,10 +17,11 @@ from pathlib import Path
 
 from synthgen.client.api import ApiClient, chat_body
 from synthgen.client.control import Control
+from synthgen.client.launch import Served
 from synthgen.corpus.config import RunConfig
-from synthgen.corpus.journal import Journal
+from synthgen.corpus.journal import Journal, read_keys
 from synthgen.corpus.records import Failure, FailureKind, SeedPrompt, Timing, Trace
-from synthgen.errors import RequestFailed, ServerUnreachable
+from synthgen.errors import RequestFailed, ServerUnreachable, first_of
 from synthgen.limiter import Limit, first_limit
 from synthgen.panel import Panel
 from synthgen.pool import Endpoint, Pool
@@ -28,6 +29,8 @@ from synthgen.schedule import Key, LengthModel, Schedule
 from synthgen.tally import Tally
 from synthgen.traces import ServerFacts, sampling_of, trace_of
 
+MOST_SERVERS_LOST = 5
+"""A row that a server went away with this often is a failure: it may be what kills it."""
 TAIL_ROUNDS = 4
 """The last rows, this many times what is in flight, go out longest first."""
 FIRST_LENGTH_GUESS = 0.5
@@ -51,7 +54,7 @@ class Journals:
 
 async def send_all(
     config: RunConfig,
-    base_urls: tuple[str, ...],
+    servers: Served,
     key: str | None,
     todo: list[Key],
     server: ServerFacts,
@@ -65,8 +68,11 @@ async def send_all(
     async with contextlib.AsyncExitStack() as stack:
         traces = await stack.enter_async_context(Journal(journals.traces, segment_bytes))
         failures = await stack.enter_async_context(Journal(journals.failures, segment_bytes))
+        done = read_keys(config.traces_path)  # again, now that nobody else can write
+        todo = [(prompt, index) for prompt, index in todo if (prompt.id, index) not in done]
         endpoints = [
-            await _endpoint(stack, config, url, key, most=len(todo)) for url in dict.fromkeys(base_urls)
+            await _endpoint(stack, config, url, key, most=len(todo))
+            for url in dict.fromkeys(servers.base_urls)
         ]
         pool = Pool(
             endpoints,
@@ -74,6 +80,7 @@ async def send_all(
             model=config.verifier.served_name,
             fingerprint=server.fingerprint,
             down_wait_s=config.generate.down_wait_s,
+            require_alive=servers.require_alive,
         )
         lengths = LengthModel(config.generate.max_tokens * FIRST_LENGTH_GUESS)
         sender = _Sender(
@@ -89,6 +96,7 @@ async def send_all(
         with Panel(sender.tally, pool, config.generate.metrics_port) as panel:
             await _run(sender, panel)
         sender.tally.seconds_down = pool.seconds_down
+        sender.tally.retried = sum(endpoint.client.retried for endpoint in endpoints)
     return sender.tally
 
 
@@ -124,13 +132,7 @@ async def _run(sender: _Sender, panel: Panel) -> None:
                     senders.create_task(sender.drain())
             watch.cancel()
     except BaseExceptionGroup as errors:
-        raise _first(errors) from errors
-
-
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error that ended the run, out of nested groups."""
-    first = errors.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+        raise first_of(errors) from errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +149,8 @@ class _Sender:
     tally: Tally
     in_flight: Counter[str] = field(default_factory=Counter)
     """Requests in flight by domain."""
+    given_back: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """How often a server went away with a row."""
 
     async def drain(self) -> None:
         """Send until nothing is left."""
@@ -171,9 +175,15 @@ class _Sender:
             reply, attempts = await endpoint.client.chat(body)
             timing = Timing(started_at=started_at, seconds=time.time() - started_at)
             trace = trace_of(prompt, index, reply, sampling, self.server, attempts, timing)
-        except ServerUnreachable:
+        except ServerUnreachable as error:
             self.pool.set_aside(endpoint)
-            self.schedule.give_back((prompt, index))
+            self.given_back[prompt.id, index] += 1
+            if self.given_back[prompt.id, index] < MOST_SERVERS_LOST:
+                self.schedule.give_back((prompt, index))
+            else:
+                lost = f"{error}; {MOST_SERVERS_LOST} servers went away while they had this prompt"
+                gone = RequestFailed(lost, kind=FailureKind.TRANSPORT, attempts=MOST_SERVERS_LOST)
+                await self._record_failure(prompt, index, gone)
         except RequestFailed as error:
             await self._record_failure(prompt, index, error)
         else:

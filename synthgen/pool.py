@@ -70,12 +70,14 @@ class Pool:
         model: str,
         fingerprint: Fingerprint,
         down_wait_s: float,
+        require_alive: Callable[[], None],
     ) -> None:
         self.endpoints = endpoints
         self._automatic = automatic
         self._model = model
         self._fingerprint = fingerprint
         self._down_wait_s = down_wait_s
+        self._require_alive = require_alive
         self._room = asyncio.Condition()
         self.down_since: float | None = None
         self.seconds_down = 0.0
@@ -123,7 +125,8 @@ class Pool:
     async def watch(self, seen: Callable[[], None]) -> None:
         """Adjust limits and probe servers that are set aside, until cancelled; `seen` follows each look.
 
-        Raises ServerMismatch when a server comes back as another one.
+        Raises ServerMismatch when a server comes back as another one, ServerStartError when it was ours
+        and has died.
         """
         probed = 0.0
         while True:
@@ -134,6 +137,7 @@ class Pool:
                     if self._automatic:
                         endpoint.limit = next_limit(endpoint.limit, look)
                 elif time.monotonic() - probed >= PROBE_S:
+                    self._require_alive()
                     await self._probe(endpoint)
             if time.monotonic() - probed >= PROBE_S:
                 probed = time.monotonic()

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from synthgen.client.api import ApiClient, chat_body
 from synthgen.client.control import Control, api_key
-from synthgen.client.launch import plain, serving_urls
+from synthgen.client.launch import plain, serving_url
 from synthgen.client.replies import ChatReply
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import console
@@ -24,7 +24,7 @@ from synthgen.traces import sampling_of
 def preview(config: RunConfig, count: int) -> None:
     """Print `count` rendered prompts and their replies, thinking and response in different colours."""
     prompts = split_prompts(config.prompts, config.seed).corpus[:count]
-    with serving_urls(config, plain(config)) as (base_url, *_):
+    with serving_url(config, plain(config)) as base_url:
         control = Control(base_url, api_key(config.server.api_key_env))
         control.require_model(config.verifier.served_name)
         for prompt, reply in zip(prompts, asyncio.run(_ask(config, base_url, prompts)), strict=True):

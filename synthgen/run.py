@@ -26,8 +26,8 @@ from synthgen.corpus.console import console
 from synthgen.corpus.files import in_units, require_free_disk
 from synthgen.corpus.manifest import read_manifest, require_manifest
 from synthgen.corpus.settings import save_config
-from synthgen.corpus.verifier_config import read_shape
-from synthgen.errors import SynthgenError
+from synthgen.corpus.verifier_config import VerifierShape, read_shape
+from synthgen.errors import ConfigError, SynthgenError
 from synthgen.seeds import split_prompts
 
 ROWS_FAILED = 1
@@ -81,6 +81,8 @@ def print_plan(config: RunConfig, config_path: Path, overrides: tuple[str, ...])
     for stage in stages(config):
         package, name, *flags = stage.command
         sys.stdout.write(shlex.join([package, name, str(config_path), *flags, *sets]) + "\n")
+    if Path(config.verifier.model).is_dir():
+        require_fitting(config, read_shape(Path(config.verifier.model)))
     need = states_bytes_at_most(config)
     if need is not None:
         console.print(f"hidden states: at most {in_units(need)} in {config.states_path}", soft_wrap=True)
@@ -89,6 +91,7 @@ def print_plan(config: RunConfig, config_path: Path, overrides: tuple[str, ...])
 def run(config: RunConfig) -> dict[str, Any]:
     """Run all stages; return the line that sums them up. Raises StageFailed when one fails."""
     split_prompts(config.prompts, config.seed)
+    require_fitting(config, read_shape(Path(config.verifier.model)))
     need = states_bytes_at_most(config)
     if need is not None and not (config.states_path / "manifest.json").exists():
         require_free_disk(config.run_path, need, "the hidden states")
@@ -97,6 +100,20 @@ def run(config: RunConfig) -> dict[str, Any]:
     for stage in stages(config):
         _run_stage(stage, resolved)
     return summary(config)
+
+
+def require_fitting(config: RunConfig, shape: VerifierShape) -> None:
+    """Raise ConfigError for what a later stage would refuse: layers or a vocabulary the verifier hasn't."""
+    if config.extract.aux_layers[-1] >= shape.num_layers:
+        raise ConfigError(
+            f"extract.aux_layers {list(config.extract.aux_layers)} don't fit {config.verifier.model}, which "
+            f"has {shape.num_layers} layers: ids are below that"
+        )
+    if config.vocab.size > shape.vocab_size:
+        raise ConfigError(
+            f"vocab.size {config.vocab.size} is more than the vocabulary of {config.verifier.model}, "
+            f"{shape.vocab_size}"
+        )
 
 
 def states_bytes_at_most(config: RunConfig) -> int | None:
@@ -117,7 +134,7 @@ def _run_stage(stage: Stage, config_path: Path) -> None:
     if code == 130:
         raise KeyboardInterrupt
     made = read_manifest(stage.artifact)
-    if code == ROWS_FAILED and made is not None and made.complete:
+    if code == ROWS_FAILED and stage.name == "synthgen generate" and made is not None and made.complete:
         console.print("going on without the rows that failed")
     elif code != 0:
         raise StageFailed(stage, code)

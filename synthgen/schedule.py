@@ -66,8 +66,8 @@ class Schedule:
         return key
 
     def give_back(self, key: Key) -> None:
-        """Put back what could not be sent; it goes next."""
-        self._queue.appendleft(key)
+        """Put back what could not be sent; it goes last, in case it is what kills the server."""
+        self._queue.append(key)
         self._waiting[key[0].domain] += 1
 
     def tokens_left(self, in_flight: Counter[str]) -> float:

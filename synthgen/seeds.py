@@ -31,9 +31,10 @@ class PromptSplit:
     heldout: tuple[SeedPrompt, ...]
 
 
-def split_prompts(config: PromptsConfig, seed: int) -> PromptSplit:
-    """Read the files and split by hash, so that neither order nor a later addition moves a prompt much.
+def split_prompts(config: PromptsConfig, seed: int, heldout: tuple[SeedPrompt, ...] = ()) -> PromptSplit:
+    """Read the files and split by hash, so that the order of files and lines doesn't matter.
 
+    `heldout` is a set that was drawn before: it stays what it is, whatever was added to the files.
     Duplicates are dropped. Raises InputError when a line is broken or too few prompts are left.
     """
     prompts: dict[str, SeedPrompt] = {}
@@ -50,10 +51,10 @@ def split_prompts(config: PromptsConfig, seed: int) -> PromptSplit:
         return hashlib.sha256(f"{seed}:{prompt.id}".encode()).digest()
 
     shuffled = sorted(prompts.values(), key=drawn)
-    return PromptSplit(
-        heldout=tuple(shuffled[: config.heldout]),
-        corpus=tuple(shuffled[config.heldout :][: config.limit]),
-    )
+    kept = heldout or tuple(shuffled[: config.heldout])
+    kept_ids = {prompt.id for prompt in kept}
+    corpus = [prompt for prompt in shuffled if prompt.id not in kept_ids]
+    return PromptSplit(heldout=kept, corpus=tuple(corpus[: config.limit]))
 
 
 def read_prompts(path: Path) -> Iterator[SeedPrompt]:

@@ -53,6 +53,7 @@ ORDER = [
     "synthgen.__main__",
     "eagle",
     "eagle.taps",
+    "eagle.tensors",
     "eagle.verifier",
     "eagle.shards",
     "eagle.sampling_guard",
@@ -89,13 +90,18 @@ def modules() -> dict[str, Path]:
 def imports(path: Path) -> Iterator[tuple[str, bool]]:
     """Each imported module of a file, and whether the import stands at the top level."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    inner = {n for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for n in ast.walk(f)}
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    inner = {n for f in ast.walk(tree) if isinstance(f, functions) for n in ast.walk(f)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name, node not in inner
         elif isinstance(node, ast.ImportFrom):
-            yield node.module or "", node not in inner
+            assert node.module, f"{path}: relative import"
+            yield node.module, node not in inner
+            for alias in node.names:  # `from package import module`
+                if f"{node.module}.{alias.name}" in ORDER:
+                    yield f"{node.module}.{alias.name}", node not in inner
 
 
 def test_the_list_names_every_module() -> None:

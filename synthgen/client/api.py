@@ -20,7 +20,7 @@ from tenacity import (
     RetryCallState,
     retry_if_exception_type,
     stop_after_attempt,
-    stop_after_delay,
+    stop_before_delay,
     wait_random_exponential,
 )
 
@@ -36,6 +36,8 @@ GATEWAY_STATUSES = frozenset({502, 503, 504})
 """What a proxy answers when the server behind it is gone; a busy server answers 503 too."""
 # vLLM closes idle sockets after 5 s; reusing one at that moment loses the request.
 KEEPALIVE_S = 4.0
+CONTROL_CONNECTIONS = 2
+"""So that health and metrics don't wait behind the requests."""
 _BACKOFF = wait_random_exponential(multiplier=0.5, max=20)
 JSON = {"Content-Type": "application/json"}
 T = TypeVar("T")
@@ -81,7 +83,9 @@ class ApiClient:
         self._retry_seconds = retry_seconds
         self._http = DefaultAioHttpClient(
             timeout=httpx2.Timeout(timeout_s, connect=10.0),
-            limits=httpx2.Limits(max_connections=concurrency, keepalive_expiry=KEEPALIVE_S),
+            limits=httpx2.Limits(
+                max_connections=concurrency + CONTROL_CONNECTIONS, keepalive_expiry=KEEPALIVE_S
+            ),
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             trust_env=False,
         )
@@ -131,7 +135,7 @@ class ApiClient:
         attempts = 0
         try:
             async for attempt in AsyncRetrying(
-                stop=stop_after_attempt(self._retry_attempts) | stop_after_delay(self._retry_seconds),
+                stop=stop_after_attempt(self._retry_attempts) | stop_before_delay(self._retry_seconds),
                 wait=_wait,
                 retry=retry_if_exception_type(_Transient),
                 reraise=True,
@@ -142,6 +146,9 @@ class ApiClient:
                     return await self._told_apart(send), attempts
         except _Transient as error:
             raise RequestFailed(str(error), kind=error.kind, attempts=attempts) from error
+        except RequestFailed as error:
+            error.attempts = attempts
+            raise
         raise AssertionError("unreachable: the loop returns or raises")
 
     async def _told_apart(self, send: Callable[[], Awaitable[T]]) -> T:

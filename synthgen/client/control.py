@@ -251,8 +251,13 @@ class Control:
                 f"nothing answers at {url}: {error or type(error).__name__}. Start the server "
                 f"(`synthgen serve CONFIG`), or set server.base_urls to where it is"
             ) from error
-        if response.status_code != 200:
-            raise ServerMismatch(f"{url} answered {response.status_code}: {response.text[:300]}")
+        status = response.status_code
+        if status == 429 or status >= 500:
+            raise ServerUnreachable(f"{url} answered {status}: {response.text[:300]}: is it still starting?")
+        if status != 200:
+            raise ServerMismatch(
+                f"{url} answered {status}: {response.text[:300]}. A base URL ends in /v1 and is a vLLM's"
+            )
         return response
 
 

@@ -163,13 +163,15 @@ class VllmProcess:
 
     def stop(self) -> None:
         """End the server and its workers, with SIGTERM first."""
-        if self._child.poll() is None:
-            self._child.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._child.wait(STOP_S)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._child.pid, signal.SIGKILL)
-        self._child.wait()
+        try:
+            if self._child.poll() is None:
+                self._child.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._child.wait(STOP_S)
+        finally:  # a second Ctrl-C ends the wait, not the clean-up
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._child.pid, signal.SIGKILL)
+            self._child.wait()
 
 
 @contextlib.contextmanager
@@ -190,18 +192,31 @@ def started(config: RunConfig, *servings: Serving) -> Iterator[list[VllmProcess]
 @contextlib.contextmanager
 def serving_url(config: RunConfig, serving: Serving) -> Iterator[str]:
     """The first of `server.base_urls`, or of a server started for the block when there are none."""
-    with serving_urls(config, serving) as urls:
-        yield urls[0]
+    with served(config, serving) as servers:
+        yield servers.base_urls[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The servers of a stage: where they are, and the process when it is ours."""
+
+    base_urls: tuple[str, ...]
+    process: VllmProcess | None = None
+
+    def require_alive(self) -> None:
+        """Raise ServerStartError with vLLM's own error when our server has died; others may come back."""
+        if self.process is not None:
+            self.process.require_alive()
 
 
 @contextlib.contextmanager
-def serving_urls(config: RunConfig, serving: Serving) -> Iterator[tuple[str, ...]]:
-    """`server.base_urls` if there are any, otherwise the URL of a server started for the block."""
+def served(config: RunConfig, serving: Serving) -> Iterator[Served]:
+    """`server.base_urls` if there are any, otherwise a server started for the block."""
     if config.server.base_urls:
-        yield config.server.base_urls
+        yield Served(config.server.base_urls)
         return
     with started(config, serving) as (process,):
-        yield (process.base_url,)
+        yield Served((process.base_url,), process)
 
 
 def own_error(log: Path) -> str:

@@ -42,10 +42,12 @@ class PromptsConfig(Section, frozen=True, kw_only=True):
     limit: int | None
     """At most this many prompts become traces; null takes all that are not held out."""
     heldout: int
-    """This many prompts are kept from the corpus, chosen by hash, for acceptance and validation."""
+    """This many prompts are kept from the corpus, chosen by hash, for the acceptance."""
 
     def __post_init__(self) -> None:
         _positive(self, "heldout")
+        if self.limit is not None:
+            _positive(self, "limit")
         if not self.files:
             raise ValueError("files is empty: name at least one JSONL file of prompts")
 
@@ -297,6 +299,13 @@ class RunConfig(Section, frozen=True, kw_only=True):
         ):
             if tokens >= room:
                 raise ValueError(f"{name} {tokens} leaves no room in server.max_model_len_tokens {room}")
+        servers = 2 + self.accept.untrained
+        on_gpu = self.server.device == "cuda"
+        if on_gpu and self.accept.servers_at_once and servers * self.server.gpu_memory_fraction > 1:
+            raise ValueError(
+                f"accept.servers_at_once would start {servers} servers with server.gpu_memory_fraction "
+                f"{self.server.gpu_memory_fraction} each: set it to false, or the fraction below 1/{servers}"
+            )
         if self.train.max_seq_tokens > self.draft.max_position_embeddings:
             raise ValueError(
                 f"train.max_seq_tokens {self.train.max_seq_tokens} is more than "

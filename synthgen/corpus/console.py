@@ -92,10 +92,12 @@ def waiting(title: str) -> Iterator[None]:
 def exits() -> Iterator[None]:
     """Turn what ends a command into a message and an exit code.
 
-    2 for an error a user can mend, 130 for Ctrl-C or SIGTERM, which both let the work drain first.
+    2 for an error a user can mend; 130 for Ctrl-C, SIGTERM and a closed terminal: what is on its way to the
+    disk arrives there first.
     Anything else is a bug of ours and keeps its traceback.
     """
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         yield
     except SynthgenError as error:
@@ -105,12 +107,12 @@ def exits() -> Iterator[None]:
         console.print("interrupted; what was finished is kept: run the same command again to go on")
         raise SystemExit(130) from None
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.filename is None and error.errno != errno.ENOSPC:
             raise
         where = error.filename or "the run directory"
         console.print(
-            f"[bold red]error:[/] {escape(str(where))}: the disk is full. What was finished is kept: free "
-            f"some space, then run the same command again to go on",
+            f"[bold red]error:[/] {escape(str(where))}: {error.strerror}. What was finished is kept: mend "
+            f"it, then run the same command again to go on",
             soft_wrap=True,
         )
         raise SystemExit(DiskError.exit_code) from None

@@ -92,17 +92,25 @@ def require_manifest(directory: Path, made_by: str) -> Manifest:
 
 
 def require_fit(
-    directory: Path, found: Manifest, *, settings: dict[str, Any], inputs: dict[str, str]
+    directory: Path,
+    found: Manifest,
+    *,
+    settings: dict[str, Any],
+    inputs: dict[str, str],
+    remedy: str | None = None,
 ) -> None:
-    """Raise ArtifactError unless `found` was made with these settings from these inputs."""
+    """Raise ArtifactError unless `found` was made with these settings from these inputs.
+
+    `remedy` is what to do, where there is something better than making it anew.
+    """
     pairs = (("settings", found.settings, as_json(settings)), ("inputs", found.inputs, inputs))
     for name, have, want in pairs:
         difference = _first_difference(have, want, name)
         if difference:
             field, old, new = difference
             raise ArtifactError(
-                f"{directory} was made with {field} = {old!r}, this run has {new!r}: set it back, choose "
-                f"another run_dir, or remove {directory} to make it anew"
+                f"{directory} was made with {field} = {old!r}, this run has {new!r}: "
+                + (remedy or f"set it back, choose another run_dir, or remove {directory} to make it anew")
             )
 
 
@@ -114,6 +122,11 @@ def as_json(value: Any) -> Any:
 def digest(value: Any) -> str:
     """16 hex digits of the sha256 of a value's canonical JSON."""
     return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:16]
+
+
+def digest_of(manifest: Manifest) -> str:
+    """What names an artifact as an input of the next stage: its own inputs and figures."""
+    return digest([manifest.inputs, manifest.figures])
 
 
 def _first_difference(have: Any, want: Any, path: str) -> tuple[str, Any, Any] | None:

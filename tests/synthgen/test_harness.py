@@ -73,7 +73,7 @@ def test_a_complete_corpus_sends_nothing(server: ScriptedServer, scripted_config
     assert len(server.requests) == 12
 
 
-def test_a_failed_row_is_a_record_and_the_next_run_sends_only_that(
+def test_a_failed_row_is_a_record_and_is_sent_again_on_request(
     server: ScriptedServer, scripted_config: RunConfig
 ) -> None:
     """One refused prompt doesn't stop the others; what it was stands in failures.jsonl."""
@@ -91,7 +91,10 @@ def test_a_failed_row_is_a_record_and_the_next_run_sends_only_that(
     refused = asked(server)[0]
     server.requests.clear()
     server.handler = server._answer
-    assert generate(scripted_config)[0].figures["traces"] == 12
+    assert generate(scripted_config)[0].complete
+    assert server.requests == []
+    manifest, _ = generate(scripted_config, Request(retry_failed=True))
+    assert (manifest.figures["traces"], manifest.figures["failures"]) == (12, 0)
     assert asked(server) == [refused]
 
 
@@ -281,9 +284,54 @@ def test_another_server_is_refused_for_the_same_corpus(
     generate(config)
 
     server.tokenizer_suffix = [7]
-    with pytest.raises(ArtifactError, match=r"was made with inputs\.server = '\w+', this run has '\w+'"):
+    with pytest.raises(ArtifactError, match=r"by a server whose tokenizer is '\w+', this one's is '\w+'"):
         generate(scripted_config)
     assert len(traces(scripted_config)) == 4
+
+
+def test_prompts_that_were_held_out_stay_held_out(
+    server: ScriptedServer, scripted_config: RunConfig, tmp_path: Path
+) -> None:
+    """A file that is added later takes no prompt out of the held-out set, so none is trained on."""
+    generate(scripted_config)
+    before = list(read_journal(scripted_config.heldout_path, SeedPrompt))
+    more = tmp_path / "more.jsonl"
+    more.write_text("".join(f'{{"prompt": "new {i}"}}\n' for i in range(30)))
+    files = (*scripted_config.prompts.files, str(more))
+    larger = msgspec.structs.replace(
+        scripted_config, prompts=msgspec.structs.replace(scripted_config.prompts, files=files)
+    )
+    generate(larger)
+    assert list(read_journal(larger.heldout_path, SeedPrompt)) == before
+    assert len(traces(larger)) == 42
+    assert not {p.id for p in before} & {trace.seed_id for trace in traces(larger)}
+    reseeded = msgspec.structs.replace(larger, seed=8)
+    with pytest.raises(ArtifactError, match=r"settings\.seed = 7, this run has 8"):
+        generate(reseeded)
+
+
+def test_a_prompt_that_a_server_goes_away_with_each_time_becomes_a_failure(
+    server: ScriptedServer, scripted_config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five restarts with the same prompt are the prompt's doing; the others come through."""
+    monkeypatch.setattr("synthgen.pool.PROBE_S", 0.1)
+    deadly: list[str] = []
+
+    async def die_on_one(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        content = body["messages"][0]["content"]
+        deadly.append(content) if not deadly else None
+        if content == deadly[0]:
+            server.healthy = False
+            threading.Timer(0.2, setattr, (server, "healthy", True)).start()
+            assert request.transport is not None
+            request.transport.close()
+        return web.json_response(chat_reply())
+
+    server.handler = die_on_one
+    manifest, tally = generate(scripted_config)
+    assert (manifest.figures["traces"], manifest.figures["failures"]) == (11, 1)
+    (failure,) = read_journal(scripted_config.failures_path, Failure)
+    assert (failure.kind, failure.attempts) == (FailureKind.TRANSPORT, 5)
 
 
 def test_other_sampling_is_refused_for_the_same_corpus(scripted_config: RunConfig) -> None:
