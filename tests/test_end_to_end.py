@@ -58,14 +58,14 @@ class Line:
 
 @pytest.fixture(scope="module")
 def line(tmp_path_factory: pytest.TempPathFactory) -> Line:
-    """`synthgen run` on 48 prompts and 12 held-out ones."""
+    """`synthgen run` on 64 prompts and 12 held-out ones."""
     directory = tmp_path_factory.mktemp("line")
     values: dict[str, Any] = yaml.safe_load((ROOT / "configs/demo.yaml").read_text())
     values["run_dir"] = str(directory / "run")
     values["server"]["port"] = 8150
-    values["prompts"] |= {"limit": 48, "heldout": 12}
+    values["prompts"] |= {"limit": 64, "heldout": 12}
     values["extract"]["shard_tokens"] = 2048
-    values["train"] |= {"epochs": 6, "checkpoint_steps": 20}
+    values["train"] |= {"epochs": 14, "batch_tokens": 256, "max_seq_tokens": 256, "checkpoint_steps": 50}
     values["accept"] |= {
         "prompts": 12,
         "single_prompts": 4,
@@ -146,8 +146,8 @@ def test_the_last_line_of_stdout_is_the_run_in_json(line: Line) -> None:
         "traces", "thinking_tokens", "response_tokens", "vocab_coverage", "acceptance_length",
         "acceptance_length_untrained", "lossless", "speedup", "seconds",
     ]  # fmt: skip
-    assert figures["traces"] == 48
-    assert figures["thinking_tokens"] > figures["response_tokens"] > 48
+    assert figures["traces"] == 64
+    assert figures["thinking_tokens"] > figures["response_tokens"] > 64
     assert 0.9 < figures["vocab_coverage"] <= 1.0
     assert figures["acceptance_length"] > 1.3
     assert figures["lossless"] is True
@@ -192,7 +192,7 @@ def test_the_thinking_ends_where_the_model_closed_it(
     """think_end is the first `</think>`; the texts are those of the two sides, less white space."""
     closing = tokenizer.convert_tokens_to_ids("</think>")
     closed = [trace for trace in traces if trace.think_end is not None]
-    assert len(closed) >= 45
+    assert len(closed) >= 60
     for trace in closed:
         assert trace.think_end is not None
         assert trace.output_token_ids.index(closing) == trace.think_end
@@ -242,7 +242,7 @@ def test_a_reply_that_would_retokenize_differently_keeps_the_sampled_ids(
     values["run_dir"] = str(tmp_path / "hot")
     values["server"]["base_urls"] = [capture_url]
     values["prompts"] |= {"limit": 24}
-    values["generate"] |= {"temperature": 1.6, "max_tokens": 64}
+    values["generate"] |= {"temperature": 3.0, "max_tokens": 64}
     config = load_config(write_config(values))
     generate(config)
     different = 0
@@ -294,7 +294,7 @@ def test_acceptance_counted_live_is_what_the_trained_draft_proposes(
 ) -> None:
     """The trainer's own draft, drafting greedily on the verifier's states, is accepted as often as live.
 
-    Within 3 %: the states differ by bfloat16, and what follows the end of a reply isn't known here.
+    Within 5 %: the states differ by bfloat16, and what follows the end of a reply isn't known here.
     """
     config = line.config
     replies = _ask(capture_url, config, _heldout(config), GREEDY, kv_transfer_params={"states": "all"})
@@ -316,7 +316,7 @@ def test_acceptance_counted_live_is_what_the_trained_draft_proposes(
             drafts, accepted, slot = drafts + 1, accepted + same, slot + same + 1
     manifest = read_manifest(config.accept_path)
     assert manifest is not None
-    assert 1 + accepted / drafts == pytest.approx(manifest.figures["acceptance_length"], rel=0.03)
+    assert 1 + accepted / drafts == pytest.approx(manifest.figures["acceptance_length"], rel=0.05)
 
 
 def _propose(

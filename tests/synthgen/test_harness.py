@@ -328,7 +328,7 @@ def test_a_prompt_that_a_server_goes_away_with_each_time_becomes_a_failure(
         return web.json_response(chat_reply())
 
     server.handler = die_on_one
-    manifest, tally = generate(scripted_config)
+    manifest, _ = generate(scripted_config)
     assert (manifest.figures["traces"], manifest.figures["failures"]) == (11, 1)
     (failure,) = read_journal(scripted_config.failures_path, Failure)
     assert (failure.kind, failure.attempts) == (FailureKind.TRANSPORT, 5)
