@@ -17,6 +17,7 @@ from eagle.vocab import (
     require_states,
     save_vocab,
 )
+from synthgen.corpus.files import sha256_of
 from synthgen.corpus.records import Sample, Span, SpanKind
 from synthgen.errors import ArtifactError, ConfigError
 from tests.eagle.tiny import tiny_config, write_run
@@ -98,6 +99,7 @@ def test_make_vocab_counts_the_corpus_and_is_left_alone_after(tmp_path: Path) ->
     assert manifest.figures == {
         "size": 3,
         "coverage": pytest.approx(4 / 17),
+        "sha256": sha256_of(config.vocab_path / "vocab.safetensors"),
         "supervised_tokens": 17,
         "thinking_tokens": 8,
         "response_tokens": 9,

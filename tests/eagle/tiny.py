@@ -17,7 +17,7 @@ from eagle.taps import CONVENTION, TapPoints
 from eagle.verifier import VerifierWeights
 from eagle.vocab import make_vocab
 from synthgen.corpus.config import RunConfig
-from synthgen.corpus.manifest import manifest_of, write_manifest
+from synthgen.corpus.manifest import digest_of, manifest_of, require_manifest, write_manifest
 from synthgen.corpus.records import Finish, Message, Sampling, Timing, Trace
 from synthgen.corpus.samples import sample_of
 from synthgen.corpus.settings import load_config
@@ -161,7 +161,7 @@ def write_states(config: RunConfig, traces: list[Trace]) -> None:
         "dtype": config.server.dtype,
     }
     figures = {"samples": len(traces)}
-    inputs = {"corpus": "0" * 16}
+    inputs = {"corpus": digest_of(require_manifest(config.corpus_path, "synthgen generate CONFIG"))}
     write_manifest(
         config.states_path,
         manifest_of("extract", settings=settings, inputs=inputs, figures=figures, seconds=1.0),
