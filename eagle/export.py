@@ -22,11 +22,14 @@ from eagle.train import train_settings
 from eagle.verifier import read_weights
 from eagle.vocab import VocabMap, load_vocab
 from synthgen.corpus.config import DraftConfig, RunConfig
+from synthgen.corpus.console import console
 from synthgen.corpus.files import directory_written_aside
 from synthgen.corpus.manifest import (
     Manifest,
+    as_json,
     digest_of,
     manifest_of,
+    read_manifest,
     require_fit,
     require_manifest,
     write_manifest,
@@ -62,6 +65,11 @@ def export(config: RunConfig, *, untrained: bool = False) -> Manifest:
         figures = {"step": load_progress(checkpoint).step, "trained": trained.figures}
     out = config.untrained_path if untrained else config.export_path
     shape = read_shape(model)
+    found = read_manifest(out)
+    if found is not None and found.settings == as_json(train_settings(config)) and found.inputs == inputs:
+        check_draft(out, shape)
+        console.print(f"export: {out} has this draft")
+        return found
     with directory_written_aside(out) as aside:
         write_draft(aside, draft, vocab, shape, TapPoints(config.extract.aux_layers, shape.num_layers))
         manifest = manifest_of(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import yaml
@@ -33,12 +34,12 @@ from synthgen.client.control import Control
 from synthgen.client.launch import capturing, started
 from synthgen.client.replies import ChatReply
 from synthgen.corpus.config import RunConfig
-from synthgen.corpus.journal import read_journal
+from synthgen.corpus.journal import read_journal, write_journal
 from synthgen.corpus.manifest import read_manifest
-from synthgen.corpus.records import Sampling, SeedPrompt, Trace
+from synthgen.corpus.records import Sampling, SeedPrompt, Timing, Trace
 from synthgen.corpus.settings import load_config
-from synthgen.generate import generate
 from synthgen.run import stages
+from synthgen.traces import ServerFacts, trace_of
 from tests.conftest import ROOT
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -235,20 +236,28 @@ def test_states_cover_the_corpus_once(line: Line, traces: list[Trace]) -> None:
 
 
 def test_a_reply_that_would_retokenize_differently_keeps_the_sampled_ids(
-    line: Line, capture_url: str, tokenizer: PreTrainedTokenizerBase, write_config: Any, tmp_path: Path
+    line: Line, capture_url: str, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
-    """At a high temperature some replies are spelled in unusual tokens: the ids in the corpus are those."""
-    values = yaml.safe_load(line.path.read_text())
-    values["run_dir"] = str(tmp_path / "hot")
-    values["server"]["base_urls"] = [capture_url]
-    values["prompts"] |= {"limit": 24}
-    values["generate"] |= {"temperature": 3.0, "max_tokens": 64}
-    config = load_config(write_config(values))
-    generate(config)
+    """Replies held to single letters: their text reads back as other tokens, the trace as those sampled."""
+    letters = [tokenizer.convert_tokens_to_ids(letter) for letter in "abcdefghijklmnopqrstuvwxyz"]
+    prompts, sampling = _heldout(line.config), msgspec.structs.replace(GREEDY, temperature=2.0, max_tokens=40)
+    replies = _ask(capture_url, line.config, prompts, sampling, allowed_token_ids=letters)
+    control = Control(capture_url)
+    server = ServerFacts(
+        fingerprint=control.fingerprint("tiny-kimi"), markers=control.markers(line.config.verifier)
+    )
+    timing = Timing(started_at=0.0, seconds=1.0)
+    made = [
+        trace_of(prompt, 0, reply, sampling, server, 1, timing)
+        for prompt, reply in zip(prompts, replies, strict=True)
+    ]
+    write_journal(tmp_path / "traces.jsonl", made)
     different = 0
-    for trace in read_journal(config.traces_path, Trace):
-        text = str(tokenizer.decode(list(trace.output_token_ids)))
-        different += tokenizer.encode(text, add_special_tokens=False) != list(trace.output_token_ids)
+    for trace, reply in zip(read_journal(tmp_path / "traces.jsonl", Trace), replies, strict=True):
+        ids = list(reply.choices[0].token_ids or ())
+        different += tokenizer.encode(str(tokenizer.decode(ids)), add_special_tokens=False) != ids
+        assert list(trace.output_token_ids) == ids
+        assert set(ids) <= set(letters)
     assert different > 0
 
 
