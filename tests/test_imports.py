@@ -19,6 +19,7 @@ ORDER = [
     "synthgen.corpus.journal",
     "synthgen.corpus.samples",
     "synthgen.corpus.manifest",
+    "synthgen.corpus.sections",
     "synthgen.corpus.config",
     "synthgen.corpus.settings",
     "synthgen.corpus.verifier_config",

@@ -10,8 +10,9 @@ from typing import Any, get_type_hints
 import msgspec
 import yaml
 
-from synthgen.corpus.config import RunConfig, Section
+from synthgen.corpus.config import RunConfig
 from synthgen.corpus.files import written_aside
+from synthgen.corpus.sections import Section
 from synthgen.errors import ConfigError
 
 
