@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from eagle.export import check_draft
-from synthgen.client.api import ApiClient, chat_body
+from synthgen.client.api import ApiClient, chat_body, client_for
 from synthgen.client.control import Control, SpecCounters, api_key
 from synthgen.client.launch import Serving, drafting, plain, started, uncached
 from synthgen.corpus.config import RunConfig
@@ -185,15 +185,8 @@ class _Asker:
     progress: Bar
 
     def _client(self, url: str, concurrency: int) -> ApiClient:
-        accept, generate = self.config.accept, self.config.generate
-        return ApiClient(
-            url,
-            api_key=api_key(self.config.server.api_key_env),
-            concurrency=concurrency,
-            timeout_s=60 + generate.seconds_per_token * accept.max_tokens,
-            retry_attempts=1,  # a repeated request would count its drafts twice
-            retry_seconds=1.0,
-        )
+        most = self.config.accept.max_tokens
+        return client_for(self.config, url, concurrency=concurrency, max_tokens=most, retried=False)
 
     async def _ask(self, client: ApiClient, prompt: SeedPrompt) -> tuple[int, ...]:
         sampling = Sampling(

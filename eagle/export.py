@@ -21,7 +21,7 @@ from eagle.tensors import save_tensors
 from eagle.train import train_settings
 from eagle.verifier import read_weights
 from eagle.vocab import VocabMap, load_vocab
-from synthgen.corpus.config import DraftConfig, RunConfig
+from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import console
 from synthgen.corpus.files import directory_written_aside
 from synthgen.corpus.manifest import (
@@ -34,6 +34,7 @@ from synthgen.corpus.manifest import (
     require_manifest,
     write_manifest,
 )
+from synthgen.corpus.sections import DraftConfig
 from synthgen.corpus.verifier_config import VerifierShape, read_shape
 from synthgen.errors import ArtifactError
 

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from eagle.shards import SampleStates, ShardEntry, read_index, verify_shard, write_shard
 from eagle.taps import CONVENTION, TapPoints
-from synthgen.client.api import ApiClient
+from synthgen.client.api import ApiClient, client_for
 from synthgen.client.control import Control, api_key
 from synthgen.client.launch import capturing, serving_url
 from synthgen.corpus.config import RunConfig
@@ -75,7 +75,7 @@ def extract(config: RunConfig) -> Manifest:
         with serving_url(config, capturing(config, taps.captured, spool)) as base_url:
             key = api_key(config.server.api_key_env)
             Control(base_url, key).require_model(config.verifier.served_name)
-            asyncio.run(_extract_all(config, base_url, key, todo, spool, taps, shape))
+            asyncio.run(_extract_all(config, base_url, todo, spool, taps, shape))
         shutil.rmtree(spool)
     return _write(config, settings, inputs, seconds=done_s + time.monotonic() - started, complete=True)
 
@@ -95,20 +95,14 @@ def _missing(config: RunConfig) -> list[Sample]:
 async def _extract_all(
     config: RunConfig,
     base_url: str,
-    key: str | None,
     todo: list[Sample],
     spool: Path,
     taps: TapPoints,
     shape: VerifierShape,
 ) -> None:
     settings = config.extract
-    client = ApiClient(
-        base_url,
-        api_key=key,
-        concurrency=settings.concurrency,
-        timeout_s=60 + config.generate.seconds_per_token * settings.max_seq_tokens,
-        retry_attempts=config.generate.retry_attempts,
-        retry_seconds=config.generate.retry_seconds,
+    client = client_for(
+        config, base_url, concurrency=settings.concurrency, max_tokens=settings.max_seq_tokens
     )
     batch: list[SampleStates] = []
     try:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from eagle.draft import HEAD_NAME, Draft
-from synthgen.corpus.config import TrainConfig
+from synthgen.corpus.sections import TrainConfig
 
 
 @dataclass(frozen=True, slots=True)

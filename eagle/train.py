@@ -38,7 +38,7 @@ from eagle.training_log import (
 )
 from eagle.verifier import read_weights
 from eagle.vocab import load_vocab, require_states, vocab_settings
-from synthgen.corpus.config import RunConfig, TrainConfig
+from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import bar, console, waiting
 from synthgen.corpus.journal import read_journal
 from synthgen.corpus.manifest import (
@@ -51,6 +51,7 @@ from synthgen.corpus.manifest import (
     write_manifest,
 )
 from synthgen.corpus.samples import read_samples
+from synthgen.corpus.sections import TrainConfig
 from synthgen.corpus.verifier_config import read_shape
 from synthgen.errors import ArtifactError, ConfigError, TrainingError
 

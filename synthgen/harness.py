@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from synthgen.client.api import ApiClient, chat_body
+from synthgen.client.api import chat_body, client_for
 from synthgen.client.control import Control
 from synthgen.client.launch import Served
 from synthgen.corpus.config import RunConfig
@@ -71,8 +71,7 @@ async def send_all(
         done = read_keys(config.traces_path)  # again, now that nobody else can write
         todo = [(prompt, index) for prompt, index in todo if (prompt.id, index) not in done]
         endpoints = [
-            await _endpoint(stack, config, url, key, most=len(todo))
-            for url in dict.fromkeys(servers.base_urls)
+            await _endpoint(stack, config, url, key, todo) for url in dict.fromkeys(servers.base_urls)
         ]
         pool = Pool(
             endpoints,
@@ -101,7 +100,7 @@ async def send_all(
 
 
 async def _endpoint(
-    stack: contextlib.AsyncExitStack, config: RunConfig, url: str, key: str | None, most: int
+    stack: contextlib.AsyncExitStack, config: RunConfig, url: str, key: str | None, todo: list[Key]
 ) -> Endpoint:
     settings = config.generate
     fixed = settings.concurrency
@@ -110,14 +109,8 @@ async def _endpoint(
         if fixed == "auto"
         else Limit(value=int(fixed), ceiling=int(fixed))
     )
-    client = ApiClient(
-        url,
-        api_key=key,
-        concurrency=min(limit.ceiling, most),
-        timeout_s=60 + settings.seconds_per_token * settings.max_tokens,
-        retry_attempts=settings.retry_attempts,
-        retry_seconds=settings.retry_seconds,
-    )
+    longest = max((sampling_of(config, prompt).max_tokens for prompt, _ in todo), default=settings.max_tokens)
+    client = client_for(config, url, concurrency=min(limit.ceiling, len(todo)), max_tokens=longest)
     return Endpoint(client=await stack.enter_async_context(client), control=Control(url, key), limit=limit)
 
 

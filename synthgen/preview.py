@@ -9,7 +9,7 @@ import asyncio
 
 from rich.text import Text
 
-from synthgen.client.api import ApiClient, chat_body
+from synthgen.client.api import chat_body, client_for
 from synthgen.client.control import Control, api_key
 from synthgen.client.launch import plain, serving_url
 from synthgen.client.replies import ChatReply
@@ -32,16 +32,10 @@ def preview(config: RunConfig, count: int) -> None:
 
 
 async def _ask(config: RunConfig, base_url: str, prompts: tuple[SeedPrompt, ...]) -> list[ChatReply]:
-    settings = config.generate
-    client = ApiClient(
-        base_url,
-        api_key=api_key(config.server.api_key_env),
-        concurrency=len(prompts),
-        timeout_s=60 + settings.seconds_per_token * settings.max_tokens,
-        retry_attempts=1,
-        retry_seconds=1.0,
-    )
-    async with client:
+    most = config.generate.max_tokens
+    async with client_for(
+        config, base_url, concurrency=len(prompts), max_tokens=most, retried=False
+    ) as client:
         name = config.verifier.served_name
         sent = [client.chat(chat_body(p, name, sampling_of(config, p))) for p in prompts]
         return [reply for reply, _ in await asyncio.gather(*sent)]

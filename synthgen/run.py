@@ -142,7 +142,7 @@ def _run_stage(stage: Stage, config_path: Path) -> None:
 
 @contextlib.contextmanager
 def _terminating(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """A SIGTERM of ours goes to the stage, which drains and ends with 130."""
+    """A SIGTERM of ours goes to the stage, which puts away what it has and ends with 130."""
     before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
     try:
         yield
@@ -151,7 +151,7 @@ def _terminating(child: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _wait(child: subprocess.Popen[bytes]) -> int:
-    """Wait for a stage to end by itself: a Ctrl-C reaches it too, and it drains."""
+    """Wait for a stage to end by itself: a Ctrl-C reaches it too."""
     while True:
         try:
             return child.wait()

@@ -24,9 +24,10 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from synthgen.client.control import HEALTH_TIMEOUT_S, ServerLoad, parse_load
+from synthgen.client.control import HEALTH_TIMEOUT_S, ServerLoad, api_key, parse_load
 from synthgen.client.replies import ChatReply, CompletionReply
 from synthgen.client.stream import read_stream
+from synthgen.corpus.config import RunConfig
 from synthgen.corpus.records import FailureKind, Sampling, SeedPrompt
 from synthgen.errors import RequestFailed, ServerUnreachable
 
@@ -36,6 +37,7 @@ GATEWAY_STATUSES = frozenset({502, 503, 504})
 """What a proxy answers when the server behind it is gone; a busy server answers 503 too."""
 # vLLM closes idle sockets after 5 s; reusing one at that moment loses the request.
 KEEPALIVE_S = 4.0
+BASE_TIMEOUT_S = 60.0
 CONTROL_CONNECTIONS = 2
 """So that health and metrics don't wait behind the requests."""
 _BACKOFF = wait_random_exponential(multiplier=0.5, max=20)
@@ -192,6 +194,24 @@ class ApiClient:
             )
         if status != 200:
             raise RequestFailed(_said(response), kind=FailureKind.REJECTED, attempts=1)
+
+
+def client_for(
+    config: RunConfig, base_url: str, *, concurrency: int, max_tokens: int, retried: bool = True
+) -> ApiClient:
+    """A session with one of a run's servers, its time limit fit for replies of `max_tokens`.
+
+    `retried=False` is for measurements: a request that is sent twice is counted twice.
+    """
+    settings = config.generate
+    return ApiClient(
+        base_url,
+        api_key=api_key(config.server.api_key_env),
+        concurrency=concurrency,
+        timeout_s=BASE_TIMEOUT_S + settings.seconds_per_token * max_tokens,
+        retry_attempts=settings.retry_attempts if retried else 1,
+        retry_seconds=settings.retry_seconds,
+    )
 
 
 def chat_body(prompt: SeedPrompt, model: str, sampling: Sampling, *, stream: bool = False) -> dict[str, Any]:

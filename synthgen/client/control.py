@@ -16,9 +16,9 @@ from typing import Any
 import httpx
 import msgspec
 
-from synthgen.corpus.config import VerifierConfig
 from synthgen.corpus.manifest import digest
 from synthgen.corpus.records import Record
+from synthgen.corpus.sections import VerifierConfig
 from synthgen.errors import ServerError, ServerMismatch, ServerUnreachable
 
 TIMEOUT_S = 30.0

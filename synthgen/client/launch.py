@@ -136,7 +136,7 @@ class VllmProcess:
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 env=_environment(config),
-                start_new_session=True,  # a Ctrl-C is ours to handle; the server is stopped after the drain
+                start_new_session=True,  # a Ctrl-C is ours to handle, then the server is stopped
             )
 
     def wait_healthy(self, timeout_s: float) -> None:
