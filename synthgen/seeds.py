@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from synthgen.corpus.config import PromptsConfig
 from synthgen.corpus.records import Message, SamplingOverride, SeedPrompt, seed_id
+from synthgen.corpus.sections import PromptsConfig
 from synthgen.errors import InputError
 
 TEXT_KEYS = ("prompt", "question", "instruction")

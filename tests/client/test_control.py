@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from synthgen.client.control import Control, ServerLoad, SpecCounters, parse_load
-from synthgen.corpus.config import VerifierConfig
+from synthgen.corpus.sections import VerifierConfig
 from synthgen.errors import ServerError, ServerMismatch, ServerUnreachable
 from tests.scripted_server import MODEL, ScriptedServer
 
@@ -117,8 +117,10 @@ def test_boundary_tokens_are_resolved_by_name(server: ScriptedServer) -> None:
 
 
 def test_a_fingerprint_tells_servers_apart(server: ScriptedServer) -> None:
-    """Equal servers have equal digests; the model's name is part of it."""
+    """A server has the same digest each time, and another one when its tokenizer gives other ids."""
     control = Control(server.base_url)
     found = control.fingerprint(MODEL)
     assert (found.model, found.max_model_len, found.engine) == (MODEL, 1024, "vllm 0.0.scripted")
     assert control.fingerprint(MODEL).digest == found.digest
+    server.tokenizer_suffix = [7]
+    assert control.fingerprint(MODEL).digest != found.digest

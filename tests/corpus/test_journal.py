@@ -84,8 +84,8 @@ def test_any_text_survives(tmp_path_factory: pytest.TempPathFactory, texts: list
     assert list(read_journal(path, Failure)) == records
 
 
-def test_records_that_wait_together_are_committed_together(tmp_path: Path) -> None:
-    """A hundred appends at once are all durable when each call returns."""
+def test_a_hundred_appends_at_once_are_all_written_when_they_return(tmp_path: Path) -> None:
+    """Group commit tells no caller before its record is in the file."""
     path = tmp_path / "j.jsonl"
 
     async def work() -> None:

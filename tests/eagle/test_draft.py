@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from eagle.draft import Draft, build_draft, positions_of, unroll
 from eagle.verifier import VerifierWeights
 from eagle.vocab import build_vocab
-from synthgen.corpus.config import DraftConfig
+from synthgen.corpus.sections import DraftConfig
 
 HIDDEN, VOCAB, DRAFT_VOCAB = 12, 10, 6
 CONFIG = DraftConfig(

@@ -16,7 +16,7 @@ import pytest
 from synthgen.client.api import ApiClient
 from synthgen.client.control import Control
 from synthgen.client.replies import ChatReply, CompletionReply
-from synthgen.corpus.config import VerifierConfig
+from synthgen.corpus.sections import VerifierConfig
 from synthgen.errors import ConfigError, RequestFailed
 from synthgen.mock.distributions import Fixed, Lognormal, Uniform, parse_distribution
 from synthgen.mock.faults import HalfOpen, Restart, Rule

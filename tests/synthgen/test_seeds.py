@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from synthgen.corpus.config import PromptsConfig
 from synthgen.corpus.records import Message
+from synthgen.corpus.sections import PromptsConfig
 from synthgen.errors import InputError
 from synthgen.seeds import read_prompts, split_prompts
 
