@@ -7,6 +7,7 @@ for the one line that matters in three hundred.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -26,6 +27,9 @@ from synthgen.errors import ServerStartError
 
 STOP_S = 20.0
 SHOWN_LINES = 15
+ENGINE_FAILED = "Engine core initialization failed"
+EXCEPTION = re.compile(r"(?:^|\s)(?:\w+\.)*\w*(?:Error|Exception)\b.*:")
+ELSEWHERE = re.compile(rf"Traceback \(most|{ENGINE_FAILED}|\b(?:INFO|WARNING|ERROR|DEBUG) ")
 CONNECTOR_MODULE = "eagle.connector"
 CONNECTOR_CLASS = "StatesConnector"
 
@@ -220,12 +224,21 @@ def served(config: RunConfig, serving: Serving) -> Iterator[Served]:
 
 
 def own_error(log: Path) -> str:
-    """The lines of a vLLM log that say why it died: the last exception, or simply the end."""
+    """The lines of a vLLM log that say why it died: the last exception and what it goes on to say.
+
+    The log's end when there is no exception in it.
+    """
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    errors = [line for line in lines if re.search(r"(?:^|\s)(?:\w+\.)*\w*(?:Error|Exception)\b.*:", line)]
+    errors = [number for number, line in enumerate(lines) if EXCEPTION.search(line)]
     # The front end only reports that the engine core failed; the cause stands before it.
-    causes = [line for line in errors if "Engine core initialization failed" not in line]
-    return "\n".join((causes or errors)[-3:]) or _tail(log)
+    causes = [number for number in errors if ENGINE_FAILED not in lines[number]]
+    if not errors:
+        return _tail(log)
+    first = (causes or errors)[-1]
+    said = itertools.takewhile(
+        lambda line: not ELSEWHERE.search(line), lines[first + 1 : first + SHOWN_LINES]
+    )
+    return "\n".join([lines[first], *said])
 
 
 def _tail(log: Path) -> str:

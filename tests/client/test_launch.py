@@ -99,6 +99,16 @@ def test_the_cause_is_shown_and_not_its_echo(tmp_path: Path) -> None:
     assert own_error(log) == (
         "(EngineCore pid=1) ERROR 11-30 core.py:1 ValueError: Head dimension 40 is not supported by MLA."
     )
+    log.write_text(
+        "Traceback (most recent call last):\n"
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig\n"
+        "  Value error, Invalid repository ID or local directory specified: '/nothing'.\n"
+        "(APIServer pid=2) INFO 11-30 shutting down\n"
+    )
+    assert own_error(log) == (
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig\n"
+        "  Value error, Invalid repository ID or local directory specified: '/nothing'."
+    )
     log.write_text("killed\n")
     assert own_error(log) == "killed"
 
@@ -113,7 +123,7 @@ def test_vllms_own_error_is_shown_when_it_dies(
     demo_values["server"]["port"] = 8190
     config = load_config(write_config(demo_values))
     with (
-        pytest.raises(ServerStartError, match=r"vLLM \(serve\) ended with code 1(.|\n)*config"),
+        pytest.raises(ServerStartError, match=r"vLLM \(serve\) ended with code 1(.|\n)*'config.json'"),
         started(config, plain(config)),
     ):
         pass
