@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,17 +14,22 @@ import msgspec
 from synthgen.client.control import Control, Fingerprint, api_key
 from synthgen.client.launch import plain, served
 from synthgen.corpus.config import RunConfig
-from synthgen.corpus.console import console
-from synthgen.corpus.journal import read_journal, read_keys, write_journal
+from synthgen.corpus.console import console, waiting
+from synthgen.corpus.files import in_units
+from synthgen.corpus.journal import Journal, read_journal, write_journal
 from synthgen.corpus.manifest import Manifest, manifest_of, read_manifest, require_fit, write_manifest
-from synthgen.corpus.records import SeedPrompt, Trace
+from synthgen.corpus.records import SeedPrompt
 from synthgen.errors import ArtifactError, ConfigError
 from synthgen.harness import Journals, send_all, wanted_keys
 from synthgen.pool import require_same
+from synthgen.resume import Held, RowKey, held, held_bytes
 from synthgen.schedule import Key
 from synthgen.seeds import PromptSplit, split_prompts
 from synthgen.tally import Tally
 from synthgen.traces import ServerFacts, sampling_of
+
+SLOW_BYTES = 1 << 30
+"""A corpus of this size takes seconds to read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +83,19 @@ def generate(config: RunConfig, request: Request = Request()) -> tuple[Manifest,
     Raises InputError for broken prompts before anything is sent, ArtifactError when the corpus there
     was sampled otherwise, ServerError when the server isn't there or isn't the one.
     """
+    with _journals(config, request.shard) as journals:
+        return _generate(config, request, journals)
+
+
+def _generate(config: RunConfig, request: Request, journals: Journals) -> tuple[Manifest, Tally]:
     before = read_manifest(config.corpus_path)
     if before is not None and not request.allow_mixed:
         require_fit(config.corpus_path, before, settings=_settings(config), inputs=before.inputs)
     split = _split(config)
-    todo = _todo(config, split, request)
+    there = _held(config)
+    todo = _todo(config, split, there, request)
     if not todo and before is not None:
-        return _finished(config, split, before), Tally()
+        return _finished(config, split, there, before), Tally()
     started = time.monotonic()
     done_s = before.seconds if before else 0.0
     with served(config, plain(config)) as servers:
@@ -91,26 +104,46 @@ def generate(config: RunConfig, request: Request = Request()) -> tuple[Manifest,
         if before is not None and not request.allow_mixed:
             _require_same_server(config, before, facts.fingerprint)
         write_journal(config.heldout_path, split.heldout)
-        _write(config, facts.fingerprint, seconds=done_s, complete=False)
-        sent = asyncio.run(send_all(config, servers, key, todo, facts, _journals(config, request.shard)))
+        _write(config, facts.fingerprint, there, seconds=done_s, complete=False)
+        sent = asyncio.run(send_all(config, servers, key, todo, facts, journals))
+    now = _held(config)  # other shards may have written meanwhile
     seconds = done_s + time.monotonic() - started
-    return _write(config, facts.fingerprint, seconds=seconds, complete=not missing_keys(config, split)), sent
+    return _write(
+        config, facts.fingerprint, now, seconds=seconds, complete=not _missing(config, split, now)
+    ), sent
 
 
-def missing_keys(config: RunConfig, split: PromptSplit) -> list[Key]:
+@contextlib.contextmanager
+def _journals(config: RunConfig, shard: Shard) -> Iterator[Journals]:
+    """The journals of this call, which nobody else writes until the block ends."""
+    traces, failures = (
+        Journal(path.with_stem(path.stem + shard.suffix), config.generate.segment_mib << 20)
+        for path in (config.traces_path, config.failures_path)
+    )
+    with traces, failures:
+        yield Journals(traces=traces, failures=failures)
+
+
+def _held(config: RunConfig) -> Held:
+    """What the corpus holds, with a sign of life while a large one is read."""
+    size = held_bytes(config)
+    if size < SLOW_BYTES:
+        return held(config)
+    with waiting(f"reading the {in_units(size)} that are there"):
+        return held(config)
+
+
+def _missing(config: RunConfig, split: PromptSplit, there: Held) -> list[Key]:
     """What the corpus still lacks: rows that are neither a trace nor a failure."""
-    return _without(config, split, read_keys(config.traces_path) | read_keys(config.failures_path))
+    return _without(config, split, there.done | there.failed)
 
 
-def _todo(config: RunConfig, split: PromptSplit, request: Request) -> list[Key]:
-    if request.retry_failed:
-        rows = _without(config, split, read_keys(config.traces_path))
-    else:
-        rows = missing_keys(config, split)
+def _todo(config: RunConfig, split: PromptSplit, there: Held, request: Request) -> list[Key]:
+    rows = _without(config, split, there.done) if request.retry_failed else _missing(config, split, there)
     return [(prompt, index) for prompt, index in rows if request.shard.has(prompt.id)][: request.limit]
 
 
-def _without(config: RunConfig, split: PromptSplit, keys: set[tuple[str, int]]) -> list[Key]:
+def _without(config: RunConfig, split: PromptSplit, keys: set[RowKey]) -> list[Key]:
     wanted = wanted_keys(split.corpus, config.generate.samples_per_prompt)
     return [(prompt, index) for prompt, index in wanted if (prompt.id, index) not in keys]
 
@@ -121,21 +154,13 @@ def _split(config: RunConfig) -> PromptSplit:
     return split_prompts(config.prompts, config.seed, heldout)
 
 
-def _finished(config: RunConfig, split: PromptSplit, before: Manifest) -> Manifest:
+def _finished(config: RunConfig, split: PromptSplit, there: Held, before: Manifest) -> Manifest:
     """What there is when nothing is left to send; another shard may have been the last."""
     console.print(f"generate: nothing to send, {config.corpus_path} has its traces", soft_wrap=True)
-    if before.complete or missing_keys(config, split):
+    if before.complete or _missing(config, split, there):
         return before
     fingerprint = msgspec.convert(before.figures["server"], Fingerprint)
-    return _write(config, fingerprint, seconds=before.seconds, complete=True)
-
-
-def _journals(config: RunConfig, shard: Shard) -> Journals:
-    traces, failures = config.traces_path, config.failures_path
-    return Journals(
-        traces=traces.with_stem(traces.stem + shard.suffix),
-        failures=failures.with_stem(failures.stem + shard.suffix),
-    )
+    return _write(config, fingerprint, there, seconds=before.seconds, complete=True)
 
 
 def _describe(config: RunConfig, base_urls: tuple[str, ...], key: str | None) -> ServerFacts:
@@ -168,21 +193,20 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _write(config: RunConfig, fingerprint: Fingerprint, *, seconds: float, complete: bool) -> Manifest:
-    whole = Tally()
-    for trace in read_journal(config.traces_path, Trace):
-        whole.add(trace)
-    failed = read_keys(config.failures_path) - read_keys(config.traces_path)
+def _write(
+    config: RunConfig, fingerprint: Fingerprint, there: Held, *, seconds: float, complete: bool
+) -> Manifest:
+    counts = there.counts
     manifest = manifest_of(
         "generate",
         settings=_settings(config),
         inputs={"server": fingerprint.digest},
         figures={
-            "traces": whole.traces,
-            "thinking_tokens": whole.thinking_tokens,
-            "response_tokens": whole.response_tokens,
-            "truncated": whole.truncated,
-            "failures": len(failed),
+            "traces": counts.traces,
+            "thinking_tokens": counts.thinking_tokens,
+            "response_tokens": counts.response_tokens,
+            "truncated": counts.truncated,
+            "failures": len(there.failed),
             "server": msgspec.to_builtins(fingerprint),
         },
         seconds=seconds,

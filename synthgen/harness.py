@@ -13,21 +13,21 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from synthgen.client.api import chat_body, client_for
 from synthgen.client.control import Control
 from synthgen.client.launch import Served
 from synthgen.corpus.config import RunConfig
-from synthgen.corpus.journal import Journal, read_keys
+from synthgen.corpus.journal import Journal
 from synthgen.corpus.records import Failure, FailureKind, SeedPrompt, Timing, Trace
 from synthgen.errors import RequestFailed, ServerUnreachable, first_of
+from synthgen.interrupts import draining
 from synthgen.limiter import Limit, first_limit
 from synthgen.panel import Panel
 from synthgen.pool import Endpoint, Pool
 from synthgen.schedule import Key, LengthModel, Schedule
 from synthgen.tally import Tally
-from synthgen.traces import ServerFacts, sampling_of, trace_of
+from synthgen.traces import ServerFacts, sampling_of, thinking_length, trace_of
 
 MOST_SERVERS_LOST = 5
 """A row that a server went away with this often is a failure: it may be what kills it."""
@@ -46,10 +46,10 @@ def wanted_keys(prompts: Iterable[SeedPrompt], samples_per_prompt: int) -> Itera
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journals:
-    """Where a run's records go."""
+    """Where a run's records go; both are open."""
 
-    traces: Path
-    failures: Path
+    traces: Journal
+    failures: Journal
 
 
 async def send_all(
@@ -62,14 +62,12 @@ async def send_all(
 ) -> Tally:
     """Send `todo` and journal what comes back; return the tally of this call.
 
-    Raises ServerUnreachable when no server is there for too long; what was received is in the journal.
+    Raises ServerUnreachable when no server is there for too long, and KeyboardInterrupt after Ctrl-C or
+    SIGTERM: the first waits for what is in flight, the second doesn't. What was received is in the journal.
     """
-    segment_bytes = config.generate.segment_mib << 20
     async with contextlib.AsyncExitStack() as stack:
-        traces = await stack.enter_async_context(Journal(journals.traces, segment_bytes))
-        failures = await stack.enter_async_context(Journal(journals.failures, segment_bytes))
-        done = read_keys(config.traces_path)  # again, now that nobody else can write
-        todo = [(prompt, index) for prompt, index in todo if (prompt.id, index) not in done]
+        await stack.enter_async_context(journals.traces.writing())
+        await stack.enter_async_context(journals.failures.writing())
         endpoints = [
             await _endpoint(stack, config, url, key, todo) for url in dict.fromkeys(servers.base_urls)
         ]
@@ -86,13 +84,12 @@ async def send_all(
             config=config,
             pool=pool,
             server=server,
-            traces=traces,
-            failures=failures,
+            journals=journals,
             lengths=lengths,
             schedule=Schedule(todo, lengths),
             tally=Tally(wanted=len(todo)),
         )
-        with Panel(sender.tally, pool, config.generate.metrics_port) as panel:
+        with Panel(sender.tally, pool, config.generate.metrics_port) as panel, draining(sender.stop):
             await _run(sender, panel)
         sender.tally.seconds_down = pool.seconds_down
         sender.tally.retried = sum(endpoint.client.retried for endpoint in endpoints)
@@ -135,8 +132,7 @@ class _Sender:
     config: RunConfig
     pool: Pool
     server: ServerFacts
-    traces: Journal
-    failures: Journal
+    journals: Journals
     lengths: LengthModel
     schedule: Schedule
     tally: Tally
@@ -150,13 +146,19 @@ class _Sender:
         while len(self.schedule):
             async with self.pool.slot() as endpoint:
                 key = self.schedule.take(tail=TAIL_ROUNDS * self.pool.limit)
-                if key is None:
+                if endpoint is None or key is None:
                     return
                 self.in_flight[key[0].domain] += 1
                 try:
                     await self._send(endpoint, *key)
                 finally:
                     self.in_flight[key[0].domain] -= 1
+
+    def stop(self) -> None:
+        """Send nothing more; what is in flight comes back."""
+        self.schedule.drop()
+        self.pool.close()
+        self.tally.stopping = True
 
     async def _send(self, endpoint: Endpoint, prompt: SeedPrompt, index: int) -> None:
         sampling = sampling_of(self.config, prompt)
@@ -183,10 +185,12 @@ class _Sender:
             await self._record_trace(endpoint, trace)
 
     async def _record_trace(self, endpoint: Endpoint, trace: Trace) -> None:
-        await self.traces.append(trace)
-        self.tally.add(trace)
-        endpoint.tokens += len(trace.output_token_ids)
-        self.lengths.observe(trace.domain, len(trace.output_token_ids))
+        await self.journals.traces.append(trace)
+        length = len(trace.output_token_ids)
+        thinking = thinking_length(trace.sampling.thinking, trace.think_end, trace.tool_start, length)
+        self.tally.add(thinking, length - thinking, trace.finish)
+        self.lengths.observe(trace.domain, length)
+        endpoint.tokens += length
 
     async def _record_failure(self, prompt: SeedPrompt, index: int, error: RequestFailed) -> None:
         failure = Failure(
@@ -196,7 +200,7 @@ class _Sender:
             message=str(error),
             attempts=error.attempts,
         )
-        await self.failures.append(failure)
+        await self.journals.failures.append(failure)
         self.tally.add_failure(failure)
 
     def look(self, panel: Panel) -> None:

@@ -29,6 +29,7 @@ class Panel:
         self._metrics_port = metrics_port
         self._live = Live(console=console, refresh_per_second=4) if console.is_terminal else None
         self._last_line = time.monotonic()
+        self._said_stopping = False
 
     def __enter__(self) -> Self:
         if self._metrics_port is not None:
@@ -54,8 +55,11 @@ class Panel:
         """Show the counts as they are now."""
         if self._live:
             self._live.update(self._table())
-        elif time.monotonic() - self._last_line >= PLAIN_SECONDS:
+        elif (
+            time.monotonic() - self._last_line >= PLAIN_SECONDS or self._tally.stopping > self._said_stopping
+        ):
             self._last_line = time.monotonic()
+            self._said_stopping = self._tally.stopping
             self._print()
 
     def _print(self) -> None:
@@ -85,6 +89,8 @@ class Panel:
             cells.append(("failed", ", ".join(f"{n} {kind}" for kind, n in sorted(tally.failures.items()))))
         if tally.retried:
             cells.append(("wasted by retries", f"{tally.tokens_wasted:,} tokens"))
+        if tally.stopping:
+            cells.append(("stopping", f"{self._pool.in_flight} replies to come, Ctrl-C again drops them"))
         if self._pool.down_since is not None:
             gone = time.monotonic() - self._pool.down_since
             cells.append(("server", f"gone for {gone:.0f} s, waiting for it"))

@@ -79,6 +79,7 @@ class Pool:
         self._down_wait_s = down_wait_s
         self._require_alive = require_alive
         self._room = asyncio.Condition()
+        self._closed = False
         self.down_since: float | None = None
         self.seconds_down = 0.0
         """Time in which no server was there."""
@@ -94,14 +95,26 @@ class Pool:
         return sum(endpoint.limit.value for endpoint in self.endpoints if endpoint.up)
 
     @asynccontextmanager
-    async def slot(self) -> AsyncIterator[Endpoint]:
-        """Wait for room on a server and hold it for the block.
+    async def slot(self) -> AsyncIterator[Endpoint | None]:
+        """Wait for room on a server and hold it for the block; None once the pool is closed.
 
         Raises ServerUnreachable when no server has been there for longer than generate.down_wait_s.
         """
+        endpoint = await self._acquire()
+        try:
+            yield endpoint
+        finally:
+            if endpoint is not None:
+                endpoint.in_flight -= 1
+                async with self._room:
+                    self._room.notify()
+
+    async def _acquire(self) -> Endpoint | None:
         async with self._room:
-            await self._room.wait_for(lambda: self._given_up() or self._freest() is not None)
+            await self._room.wait_for(lambda: self._closed or self._given_up() or self._freest() is not None)
             endpoint = self._freest()
+            if self._closed:
+                return None
             if endpoint is None:
                 raise ServerUnreachable(
                     f"no server has answered for {self._down_wait_s:.0f} s (generate.down_wait_s): "
@@ -109,12 +122,11 @@ class Pool:
                     f"run the same command again when one is back"
                 )
             endpoint.in_flight += 1
-        try:
-            yield endpoint
-        finally:
-            endpoint.in_flight -= 1
-            async with self._room:
-                self._room.notify()
+            return endpoint
+
+    def close(self) -> None:
+        """Hand out no more room."""
+        self._closed = True
 
     def set_aside(self, endpoint: Endpoint) -> None:
         """Send nothing to a server until it answers its health check again."""

@@ -49,36 +49,43 @@ class Schedule:
 
     def __init__(self, todo: list[Key], lengths: LengthModel) -> None:
         self._queue = deque(todo)
+        self._tail: dict[str, deque[Key]] = defaultdict(deque)
+        """The last rows, by domain; what is put back goes there too."""
         self._lengths = lengths
         self._waiting = Counter(prompt.domain for prompt, _ in todo)
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return self._waiting.total()
 
     def take(self, tail: int) -> Key | None:
         """The next to send: in order, but the longest expected once no more than `tail` are left."""
-        if not self._queue:
-            return None
-        if len(self._queue) <= tail:
-            self._bring_longest_forward()
-        key = self._queue.popleft()
-        self._waiting[key[0].domain] -= 1
+        if self._queue and len(self._queue) <= tail:
+            for prompt, index in self._queue:
+                self._tail[prompt.domain].append((prompt, index))
+            self._queue.clear()
+        key = self._queue.popleft() if self._queue else self._longest()
+        if key is not None:
+            self._waiting[key[0].domain] -= 1
         return key
 
     def give_back(self, key: Key) -> None:
         """Put back what could not be sent; it goes last, in case it is what kills the server."""
-        self._queue.append(key)
+        self._tail[key[0].domain].append(key)
         self._waiting[key[0].domain] += 1
+
+    def drop(self) -> None:
+        """Send nothing more."""
+        self._queue.clear()
+        self._tail.clear()
+        self._waiting.clear()
 
     def tokens_left(self, in_flight: Counter[str]) -> float:
         """Expected output tokens to come: what waits, and half of what each domain has in flight."""
         waiting = sum(self._lengths.expected(d) * count for d, count in self._waiting.items())
         return waiting + sum(self._lengths.expected(d) * count / 2 for d, count in in_flight.items())
 
-    def _bring_longest_forward(self) -> None:
-        expected = self._lengths.expected
-        longest = max(range(len(self._queue)), key=lambda i: (expected(self._queue[i][0].domain), -i))
-        self._queue.rotate(-longest)
-        key = self._queue.popleft()
-        self._queue.rotate(longest)
-        self._queue.appendleft(key)
+    def _longest(self) -> Key | None:
+        waiting = [domain for domain, keys in self._tail.items() if keys]
+        if not waiting:
+            return None
+        return self._tail[max(waiting, key=self._lengths.expected)].popleft()

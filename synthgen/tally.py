@@ -6,8 +6,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from synthgen.corpus.records import Failure, Finish, Trace
-from synthgen.traces import thinking_length
+from synthgen.corpus.records import Failure, Finish
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,6 +24,8 @@ class Tally:
     retried: int = 0
     """Tries beyond the first; what the server wrote for those before is lost."""
     tokens_left: float = 0.0
+    stopping: bool = False
+    """Nothing more is sent: only what is in flight is waited for."""
     seconds_full: float = 0.0
     """Time in which as many requests were in flight as allowed."""
     seconds_below: float = 0.0
@@ -33,13 +34,12 @@ class Tally:
     started: float = field(default_factory=time.monotonic)
     _looked_at: float = field(default_factory=time.monotonic)
 
-    def add(self, trace: Trace) -> None:
+    def add(self, thinking_tokens: int, response_tokens: int, finish: Finish) -> None:
         """Count one trace."""
-        thinking = thinking_length(trace)
         self.traces += 1
-        self.thinking_tokens += thinking
-        self.response_tokens += len(trace.output_token_ids) - thinking
-        self.truncated += trace.finish is Finish.LENGTH
+        self.thinking_tokens += thinking_tokens
+        self.response_tokens += response_tokens
+        self.truncated += finish is Finish.LENGTH
 
     def add_failure(self, failure: Failure) -> None:
         """Count one failure."""

@@ -91,13 +91,13 @@ def trace_of(
     )
 
 
-def thinking_length(trace: Trace) -> int:
-    """Output tokens that belong to the thinking, `</think>` included."""
-    if not trace.sampling.thinking:
+def thinking_length(thinking: bool, think_end: int | None, tool_start: int | None, length: int) -> int:
+    """Output tokens of a trace of `length` that belong to its thinking, `</think>` included."""
+    if not thinking:
         return 0
-    if trace.think_end is not None:
-        return trace.think_end + 1
-    return len(trace.output_token_ids) if trace.tool_start is None else trace.tool_start
+    if think_end is not None:
+        return think_end + 1
+    return length if tool_start is None else tool_start
 
 
 def _boundaries(ids: tuple[int, ...], markers: Markers, thinking: bool) -> tuple[int | None, int | None]:

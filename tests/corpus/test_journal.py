@@ -25,9 +25,10 @@ def append_all(path: Path, records: list[Failure]) -> None:
     """Append records one after the other."""
 
     async def work() -> None:
-        async with Journal(path) as journal:
-            for record in records:
-                await journal.append(record)
+        with Journal(path) as journal:
+            async with journal.writing():
+                for record in records:
+                    await journal.append(record)
 
     asyncio.run(work())
 
@@ -89,9 +90,10 @@ def test_a_hundred_appends_at_once_are_all_written_when_they_return(tmp_path: Pa
     path = tmp_path / "j.jsonl"
 
     async def work() -> None:
-        async with Journal(path) as journal:
-            await asyncio.gather(*(journal.append(failure(i)) for i in range(100)))
-            assert len(list(read_journal(path, Failure))) == 100
+        with Journal(path) as journal:
+            async with journal.writing():
+                await asyncio.gather(*(journal.append(failure(i)) for i in range(100)))
+                assert len(list(read_journal(path, Failure))) == 100
 
     asyncio.run(work())
 
@@ -101,10 +103,11 @@ def test_closing_writes_what_still_waits(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
 
     async def work() -> None:
-        async with Journal(path) as journal:
-            waiting = asyncio.create_task(journal.append(failure(1)))
-            await asyncio.sleep(0)
-            waiting.cancel()
+        with Journal(path) as journal:
+            async with journal.writing():
+                waiting = asyncio.create_task(journal.append(failure(1)))
+                await asyncio.sleep(0)
+                waiting.cancel()
 
     asyncio.run(work())
     assert list(read_journal(path, Failure)) == [failure(1)]
@@ -115,10 +118,11 @@ def test_a_full_disk_is_an_error_that_names_the_file_and_never_hangs() -> None:
     """Every waiting append fails with DiskError when the device has no space."""
 
     async def work() -> list[BaseException | None]:
-        async with Journal(Path("/dev/full")) as journal:
-            return await asyncio.gather(
-                *(journal.append(failure(i)) for i in range(3)), return_exceptions=True
-            )
+        with Journal(Path("/dev/full")) as journal:
+            async with journal.writing():
+                return await asyncio.gather(
+                    *(journal.append(failure(i)) for i in range(3)), return_exceptions=True
+                )
 
     with pytest.raises(DiskError, match=r"/dev/full: No space left on device\. All records before are safe"):
         asyncio.run(work())
@@ -129,9 +133,10 @@ def test_a_long_journal_goes_on_in_segments_and_reads_as_one(tmp_path: Path) -> 
     path = tmp_path / "j.jsonl"
 
     async def append(*numbers: int) -> None:
-        async with Journal(path, segment_bytes=60) as journal:
-            for number in numbers:
-                await journal.append(failure(number))
+        with Journal(path, segment_bytes=60) as journal:
+            async with journal.writing():
+                for number in numbers:
+                    await journal.append(failure(number))
 
     asyncio.run(append(1, 2))
     asyncio.run(append(3))
@@ -152,14 +157,16 @@ def test_two_writers_cannot_share_a_journal(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
 
     async def second() -> None:
-        async with Journal(path) as journal:
-            await journal.append(failure(2))
+        with Journal(path) as journal:
+            async with journal.writing():
+                await journal.append(failure(2))
 
     async def first() -> None:
-        async with Journal(path) as journal:
-            await journal.append(failure(1))
-            with pytest.raises(ArtifactError, match="another process is writing it"):
-                await second()
+        with Journal(path) as journal:
+            async with journal.writing():
+                await journal.append(failure(1))
+                with pytest.raises(ArtifactError, match="another process is writing it"):
+                    await second()
 
     asyncio.run(first())
     asyncio.run(second())

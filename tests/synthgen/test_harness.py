@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -255,23 +256,67 @@ def test_a_prompt_may_override_the_sampling(
     assert (trace.sampling.temperature, trace.sampling.thinking, trace.think_end) == (0.1, False, None)
 
 
-@pytest.mark.timeout(30)
-def test_ctrl_c_keeps_what_was_answered(server: ScriptedServer, scripted_config: RunConfig) -> None:
-    """An interrupt in the middle ends the call; every reply before it is in the journal, whole."""
+def signalled_at_six(server: ScriptedServer, *numbers: signal.Signals) -> None:
+    """From the sixth request on replies take a second, and the signals come meanwhile."""
 
-    async def interrupt_later(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    async def slow(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         if len(server.requests) == 6:
-            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+            for delay_s, number in zip((0.1, 0.3), numbers, strict=False):
+                threading.Timer(delay_s, os.kill, (os.getpid(), number)).start()
         if len(server.requests) >= 6:
-            await asyncio.sleep(10)
+            await asyncio.sleep(1)
         return web.json_response(chat_reply())
 
-    server.handler = interrupt_later
+    server.handler = slow
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_signal_waits_for_what_is_in_flight_and_sends_nothing_more(
+    server: ScriptedServer, scripted_config: RunConfig, number: signal.Signals
+) -> None:
+    """Five replies were there and four on their way: nine traces; the other three come with the next call."""
+    signalled_at_six(server, number)
     with pytest.raises(KeyboardInterrupt):
         generate(scripted_config)
+    assert len(traces(scripted_config)) == len(server.requests) == 9
+    server.handler = server._answer
+    assert generate(scripted_config)[0].figures["traces"] == len(server.requests) == 12
+
+
+@pytest.mark.timeout(30)
+def test_a_second_signal_stops_at_once(server: ScriptedServer, scripted_config: RunConfig) -> None:
+    """What was in flight is dropped and sent again later; what was answered is kept."""
+    signalled_at_six(server, signal.SIGINT, signal.SIGTERM)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        generate(scripted_config)
+    assert time.monotonic() - began < 1
     assert len(traces(scripted_config)) == 5
     server.handler = server._answer
     assert generate(scripted_config)[0].figures["traces"] == 12
+
+
+@pytest.mark.timeout(30)
+def test_a_signal_while_no_server_is_there_ends_the_wait(
+    server: ScriptedServer, scripted_config: RunConfig
+) -> None:
+    """Nothing is in flight then, so there is nothing to wait for."""
+
+    async def die(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if server.healthy:
+            server.healthy = False
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        assert request.transport is not None
+        request.transport.close()
+        return web.Response()
+
+    server.handler = die
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        generate(scripted_config)
+    assert time.monotonic() - began < 5
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_another_server_is_refused_for_the_same_corpus(

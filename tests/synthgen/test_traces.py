@@ -85,7 +85,10 @@ def test_boundaries_and_cuts(
     found = trace(chat_reply(output, finish=finish), thinking=thinking)
     assert (found.think_end, found.tool_start) == (think_end, tool_start)
     assert (found.finish, found.truncated_in) == (Finish(finish), truncated_in)
-    assert thinking_length(found) == thinking_tokens
+    length = thinking_length(
+        found.sampling.thinking, found.think_end, found.tool_start, len(found.output_token_ids)
+    )
+    assert length == thinking_tokens
 
 
 def test_a_cut_thinking_without_content_is_a_normal_record() -> None:

@@ -1,0 +1,43 @@
+"""Ctrl-C and SIGTERM while requests are in flight: the first drains, the second stops at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def draining(drain: Callable[[], None]) -> Iterator[None]:
+    """Within the block the first signal calls `drain`, and the second cancels the task it runs in.
+
+    A block that got a signal ends with KeyboardInterrupt, whatever way it ended. Needs the main thread.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    got: list[signal.Signals] = []
+
+    def on_signal(number: signal.Signals) -> None:
+        got.append(number)
+        if len(got) == 1:
+            drain()
+        else:
+            task.cancel()
+
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number in SIGNALS:
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if len(got) < 2:
+            raise
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)
+    if got:
+        raise KeyboardInterrupt
