@@ -19,12 +19,13 @@ from synthgen.client.control import Control
 from synthgen.client.launch import Served
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.journal import Journal
-from synthgen.corpus.records import Failure, FailureKind, SeedPrompt, Timing, Trace
+from synthgen.corpus.records import Failure, FailureKind, Finish, SeedPrompt, Timing
 from synthgen.errors import RequestFailed, ServerUnreachable, first_of
 from synthgen.interrupts import draining
 from synthgen.limiter import Limit, first_limit
 from synthgen.panel import Panel
 from synthgen.pool import Endpoint, Pool
+from synthgen.resume import Held
 from synthgen.schedule import Key, LengthModel, Schedule
 from synthgen.tally import Tally
 from synthgen.traces import ServerFacts, sampling_of, thinking_length, trace_of
@@ -59,8 +60,9 @@ async def send_all(
     todo: list[Key],
     server: ServerFacts,
     journals: Journals,
+    ended: Held,
 ) -> Tally:
-    """Send `todo` and journal what comes back; return the tally of this call.
+    """Send `todo` and journal what comes back; return the tally of this call. `ended` grows with each row.
 
     Raises ServerUnreachable when no server is there for too long, and KeyboardInterrupt after Ctrl-C or
     SIGTERM: the first waits for what is in flight, the second doesn't. What was received is in the journal.
@@ -85,6 +87,7 @@ async def send_all(
             pool=pool,
             server=server,
             journals=journals,
+            ended=ended,
             lengths=lengths,
             schedule=Schedule(todo, lengths),
             tally=Tally(wanted=len(todo)),
@@ -126,6 +129,20 @@ async def _run(sender: _Sender, panel: Panel) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Received:
+    """What is kept of a trace while it is written: a thousand whole ones would fill the memory."""
+
+    on_disk: asyncio.Future[None]
+    thinking_tokens: int
+    response_tokens: int
+    finish: Finish
+
+    @property
+    def tokens(self) -> int:
+        return self.thinking_tokens + self.response_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Sender:
     """What all workers share."""
 
@@ -133,6 +150,7 @@ class _Sender:
     pool: Pool
     server: ServerFacts
     journals: Journals
+    ended: Held
     lengths: LengthModel
     schedule: Schedule
     tally: Tally
@@ -161,15 +179,8 @@ class _Sender:
         self.tally.stopping = True
 
     async def _send(self, endpoint: Endpoint, prompt: SeedPrompt, index: int) -> None:
-        sampling = sampling_of(self.config, prompt)
-        body = chat_body(
-            prompt, self.config.verifier.served_name, sampling, stream=self.config.generate.stream
-        )
-        started_at = time.time()
         try:
-            reply, attempts = await endpoint.client.chat(body)
-            timing = Timing(started_at=started_at, seconds=time.time() - started_at)
-            trace = trace_of(prompt, index, reply, sampling, self.server, attempts, timing)
+            received = await self._receive(endpoint, prompt, index)
         except ServerUnreachable as error:
             self.pool.set_aside(endpoint)
             self.given_back[prompt.id, index] += 1
@@ -182,15 +193,31 @@ class _Sender:
         except RequestFailed as error:
             await self._record_failure(prompt, index, error)
         else:
-            await self._record_trace(endpoint, trace)
+            await received.on_disk
+            counts = received.thinking_tokens, received.response_tokens, received.finish
+            self.tally.add(*counts)
+            self.ended.add_trace((prompt.id, index), *counts)
+            self.lengths.observe(prompt.domain, received.tokens)
+            endpoint.tokens += received.tokens
 
-    async def _record_trace(self, endpoint: Endpoint, trace: Trace) -> None:
-        await self.journals.traces.append(trace)
+    async def _receive(self, endpoint: Endpoint, prompt: SeedPrompt, index: int) -> _Received:
+        """Ask for a row's reply and queue its trace for the disk, where it goes without being held here."""
+        sampling = sampling_of(self.config, prompt)
+        body = chat_body(
+            prompt, self.config.verifier.served_name, sampling, stream=self.config.generate.stream
+        )
+        started_at = time.time()
+        reply, attempts = await endpoint.client.chat(body)
+        timing = Timing(started_at=started_at, seconds=time.time() - started_at)
+        trace = trace_of(prompt, index, reply, sampling, self.server, attempts, timing)
         length = len(trace.output_token_ids)
-        thinking = thinking_length(trace.sampling.thinking, trace.think_end, trace.tool_start, length)
-        self.tally.add(thinking, length - thinking, trace.finish)
-        self.lengths.observe(trace.domain, length)
-        endpoint.tokens += length
+        thinking = thinking_length(sampling.thinking, trace.think_end, trace.tool_start, length)
+        return _Received(
+            on_disk=self.journals.traces.put(trace),
+            thinking_tokens=thinking,
+            response_tokens=length - thinking,
+            finish=trace.finish,
+        )
 
     async def _record_failure(self, prompt: SeedPrompt, index: int, error: RequestFailed) -> None:
         failure = Failure(
@@ -202,6 +229,7 @@ class _Sender:
         )
         await self.journals.failures.append(failure)
         self.tally.add_failure(failure)
+        self.ended.add_failure(failure.key)
 
     def look(self, panel: Panel) -> None:
         """Note how busy the servers are, and show it."""

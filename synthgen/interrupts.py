@@ -14,7 +14,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def draining(drain: Callable[[], None]) -> Iterator[None]:
     """Within the block the first signal calls `drain`, and the second cancels the task it runs in.
 
-    A block that got a signal ends with KeyboardInterrupt, whatever way it ended. Needs the main thread.
+    A block that got a signal and ends without an error ends with KeyboardInterrupt. A signal that is
+    ignored, as under nohup, stays ignored. Needs the main thread.
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
@@ -27,8 +28,9 @@ def draining(drain: Callable[[], None]) -> Iterator[None]:
         else:
             task.cancel()
 
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    for number in SIGNALS:
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    before = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
+    for number in before:
         loop.add_signal_handler(number, on_signal, number)
     try:
         yield

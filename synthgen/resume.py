@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -18,26 +18,35 @@ RowKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The rows that ended before."""
+    """The rows that have ended; grows with those that end."""
 
-    done: set[RowKey]
+    done: set[RowKey] = field(default_factory=set)
     """Those with a trace."""
-    failed: set[RowKey]
+    failed: set[RowKey] = field(default_factory=set)
     """Those with a failure and no trace."""
-    counts: Tally
+    counts: Tally = field(default_factory=Tally)
     """Of the traces."""
+
+    def add_trace(self, key: RowKey, thinking_tokens: int, response_tokens: int, finish: Finish) -> None:
+        """Take note of a row whose trace is on disk."""
+        self.done.add(key)
+        self.failed.discard(key)
+        self.counts.add(thinking_tokens, response_tokens, finish)
+
+    def add_failure(self, key: RowKey) -> None:
+        """Take note of a row whose failure is on disk."""
+        self.failed.add(key)
 
 
 def held(config: RunConfig) -> Held:
     """Read the journals of a run once. Raises ArtifactError naming file and line of a broken record."""
-    done: set[RowKey] = set()
-    counts = Tally()
+    rows = Held()
     for row in read_journal(config.traces_path, _Row, "Trace"):
-        done.add((row.seed_id, row.sample_index))
         length = bytes(row.output_token_ids).count(b",") + 1
         thinking = thinking_length(row.sampling.thinking, row.think_end, row.tool_start, length)
-        counts.add(thinking, length - thinking, row.finish)
-    return Held(done, read_keys(config.failures_path) - done, counts)
+        rows.add_trace((row.seed_id, row.sample_index), thinking, length - thinking, row.finish)
+    rows.failed.update(read_keys(config.failures_path) - rows.done)
+    return rows
 
 
 def held_bytes(config: RunConfig) -> int:

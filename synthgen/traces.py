@@ -110,7 +110,12 @@ def _boundaries(ids: tuple[int, ...], markers: Markers, thinking: bool) -> tuple
 
 
 def _index(ids: tuple[int, ...], wanted: int | None) -> int | None:
-    return ids.index(wanted) if wanted is not None and wanted in ids else None
+    if wanted is None:
+        return None
+    try:
+        return ids.index(wanted)
+    except ValueError:
+        return None
 
 
 def _truncated_in(

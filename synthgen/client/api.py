@@ -1,4 +1,7 @@
-"""One request, one reply: the `openai` package's aiohttp transport, decoded by msgspec into types.
+"""One request, one reply: an aiohttp session under the `openai` package's transport, decoded by msgspec.
+
+Streams and control calls go through the package's client. A reply that comes whole is posted on the session
+itself: at 1,000 requests a second the layers between cost as much as all the rest (docs/log.md).
 
 The only place that retries: transport errors and 408/409/425/429/5xx, with jitter, `Retry-After`
 honoured, bounded in count and time. Any other 4xx fails at once. A cut reply is a result. When the
@@ -8,13 +11,16 @@ server itself is gone, no retry is spent: that is ServerUnreachable, and for the
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import aiohttp
 import httpx2
 import msgspec
 from openai import DefaultAioHttpClient
+from openai._vendor.httpx_aiohttp import AiohttpTransport
 from tenacity import (
     AsyncRetrying,
     RetryCallState,
@@ -38,9 +44,13 @@ GATEWAY_STATUSES = frozenset({502, 503, 504})
 # vLLM closes idle sockets after 5 s; reusing one at that moment loses the request.
 KEEPALIVE_S = 4.0
 BASE_TIMEOUT_S = 60.0
+CONNECT_TIMEOUT_S = 10.0
+TCP_KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
+"""A reply may take an hour in silence: probes keep routers from forgetting it and find a dead peer."""
 CONTROL_CONNECTIONS = 2
 """So that health and metrics don't wait behind the requests."""
 _BACKOFF = wait_random_exponential(multiplier=0.5, max=20)
+TRANSPORT_ERRORS = (aiohttp.ClientError, TimeoutError, httpx2.TransportError)
 JSON = {"Content-Type": "application/json"}
 T = TypeVar("T")
 
@@ -83,23 +93,33 @@ class ApiClient:
         """Tries beyond the first so far."""
         self._retry_attempts = retry_attempts
         self._retry_seconds = retry_seconds
-        self._http = DefaultAioHttpClient(
-            timeout=httpx2.Timeout(timeout_s, connect=10.0),
-            limits=httpx2.Limits(
-                max_connections=concurrency + CONTROL_CONNECTIONS, keepalive_expiry=KEEPALIVE_S
-            ),
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-            trust_env=False,
-        )
+        self._concurrency = concurrency
+        self._timeout_s = timeout_s
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     async def __aenter__(self) -> Self:
-        await self._http.__aenter__()
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=self._concurrency + CONTROL_CONNECTIONS,
+                keepalive_timeout=KEEPALIVE_S,
+                socket_factory=kept_alive,
+            ),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers=self._headers,
+            timeout=aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT_S, sock_read=self._timeout_s),
+        )
+        self._http = DefaultAioHttpClient(
+            transport=AiohttpTransport(client=self._session),
+            timeout=httpx2.Timeout(self._timeout_s, connect=CONNECT_TIMEOUT_S, pool=None),
+            headers=self._headers,
+            trust_env=False,
+        )
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._http.__aexit__(kind, error, trace)
+        await self._http.aclose()  # and the session with it
 
     async def chat(self, body: dict[str, Any]) -> tuple[ChatReply, int]:
         """Send a chat completion; return the reply and how many tries it took.
@@ -121,7 +141,7 @@ class ApiClient:
         """How busy the server is; None when it shows no metrics or doesn't answer."""
         try:
             response = await self._http.get(self._root_url + "/metrics", timeout=HEALTH_TIMEOUT_S)
-        except httpx2.TransportError:
+        except TRANSPORT_ERRORS:
             return None
         return parse_load(response.text)
 
@@ -130,7 +150,7 @@ class ApiClient:
         try:
             response = await self._http.get(self._root_url + "/health", timeout=HEALTH_TIMEOUT_S)
             return response.status_code == 200
-        except httpx2.TransportError:
+        except TRANSPORT_ERRORS:
             return False
 
     async def _retried(self, send: Callable[[], Awaitable[T]]) -> tuple[T, int]:
@@ -164,36 +184,48 @@ class ApiClient:
 
     async def _post_once(self, path: str, content: bytes, kind: type[T]) -> T:
         with _transport_errors():
-            response = await self._http.post(self._base_url + path, content=content, headers=JSON)
-        self._require_success(response)
+            async with self._session.post(self._base_url + path, data=content, headers=JSON) as response:
+                body = await response.read()
+        self._require_success(response.status, response.headers, body)
         with _decode_errors():
-            return msgspec.json.decode(response.content, type=kind)
+            return msgspec.json.decode(body, type=kind)
 
     async def _stream_once(self, path: str, content: bytes) -> ChatReply:
         with _transport_errors():
             url = self._base_url + path
             async with self._http.stream("POST", url, content=content, headers=JSON) as response:
-                if response.status_code != 200:
-                    await response.aread()
-                self._require_success(response)
+                body = await response.aread() if response.status_code != 200 else b""
+                self._require_success(response.status_code, response.headers, body)
                 with _decode_errors():
                     reply = await read_stream(response.aiter_bytes())
         if reply is None:
             raise _Transient(FailureKind.TRANSPORT, "the stream ended before the reply did", may_be_down=True)
         return reply
 
-    def _require_success(self, response: httpx2.Response) -> None:
-        status = response.status_code
+    def _require_success(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        if status == 200:
+            return
         self.refused += status in REFUSALS
+        said = f"{status}: {body.decode(errors='replace')[:300]}"
         if status in RETRIED_STATUSES or status >= 500:
             raise _Transient(
                 FailureKind.OVERLOADED,
-                _said(response),
-                retry_after_s=_retry_after_s(response),
+                said,
+                retry_after_s=_retry_after_s(headers),
                 may_be_down=status in GATEWAY_STATUSES,
             )
-        if status != 200:
-            raise RequestFailed(_said(response), kind=FailureKind.REJECTED, attempts=1)
+        raise RequestFailed(said, kind=FailureKind.REJECTED, attempts=1)
+
+
+def kept_alive(address: aiohttp.AddrInfoType) -> socket.socket:
+    """A TCP socket that probes its peer while it waits for a long reply."""
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in TCP_KEEPALIVE.items():
+        if hasattr(socket, name):  # macOS lacks one
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return made
 
 
 def client_for(
@@ -236,7 +268,7 @@ def chat_body(prompt: SeedPrompt, model: str, sampling: Sampling, *, stream: boo
 def _transport_errors() -> Iterator[None]:
     try:
         yield
-    except httpx2.TransportError as error:
+    except TRANSPORT_ERRORS as error:
         message = f"{type(error).__name__}: {error}".removesuffix(": ")
         raise _Transient(FailureKind.TRANSPORT, message, may_be_down=True) from error
 
@@ -251,13 +283,9 @@ def _decode_errors() -> Iterator[None]:
         ) from error
 
 
-def _said(response: httpx2.Response) -> str:
-    return f"{response.status_code}: {response.text[:300]}"
-
-
-def _retry_after_s(response: httpx2.Response) -> float | None:
+def _retry_after_s(headers: Mapping[str, str]) -> float | None:
     try:
-        return float(response.headers["retry-after"])
+        return float(headers["retry-after"])
     except (KeyError, ValueError):  # absent, or a date, which no inference server sends
         return None
 

@@ -97,7 +97,8 @@ def exits() -> Iterator[None]:
     Anything else is a bug of ours and keeps its traceback.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _interrupt)
     try:
         yield
     except SynthgenError as error:
@@ -116,3 +117,10 @@ def exits() -> Iterator[None]:
             soft_wrap=True,
         )
         raise SystemExit(DiskError.exit_code) from None
+
+
+def _interrupt(*_: object) -> None:
+    """End as by Ctrl-C, which a background job of a shell script ignores."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        raise KeyboardInterrupt
+    signal.raise_signal(signal.SIGINT)

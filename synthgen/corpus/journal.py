@@ -27,6 +27,8 @@ from synthgen.corpus.records import Record
 from synthgen.errors import ArtifactError, DiskError
 
 S = TypeVar("S", bound=msgspec.Struct)
+LINES_AT_ONCE = 64
+"""Lines joined for one write; a thousand long replies at once would be held twice."""
 
 
 class Journal:
@@ -78,13 +80,20 @@ class Journal:
 
     async def append(self, record: Record) -> None:
         """Return once `record` is on disk. Raises DiskError when it can't be."""
+        await self.put(record)
+
+    def put(self, record: Record) -> asyncio.Future[None]:
+        """Queue `record`, whose memory is then free; the future is done once it is on disk.
+
+        It ends with DiskError when that can't be.
+        """
         if self._writer.done():
             self._writer.result()
-            raise AssertionError("append after close")
+            raise AssertionError("put after close")
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((self._encoder.encode(record) + b"\n", done))
         self._wake.set()
-        await done
+        return done
 
     async def _write_groups(self) -> None:
         while not self._closing or self._waiting:
@@ -93,9 +102,8 @@ class Journal:
             group, self._waiting = self._waiting, []
             if not group:
                 continue
-            data = b"".join(line for line, _ in group)
             try:
-                await asyncio.to_thread(_write_durably, self._file, data)
+                await asyncio.to_thread(_write_durably, self._file, [line for line, _ in group])
                 self._rotate()
             except OSError as error:
                 self._fail(group, error)
@@ -148,11 +156,16 @@ def segments(path: Path) -> list[Path]:
     return sorted(path.parent.glob(f"{path.stem}*{path.suffix}"), key=lambda segment: segment.stem)
 
 
-def _write_durably(file: int, data: bytes) -> None:
+def _write_durably(file: int, lines: list[bytes]) -> None:
+    for start in range(0, len(lines), LINES_AT_ONCE):
+        _write_all(file, b"".join(lines[start : start + LINES_AT_ONCE]))
+    os.fdatasync(file)
+
+
+def _write_all(file: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(file, view) :]
-    os.fdatasync(file)
 
 
 def repair(path: Path) -> int:
