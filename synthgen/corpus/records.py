@@ -52,6 +52,14 @@ class SamplingOverride(Record, frozen=True, kw_only=True):
     max_tokens: int | None = None
     thinking: bool | None = None
 
+    def __post_init__(self) -> None:
+        if self.temperature is not None and self.temperature < 0:
+            raise ValueError(f"sampling.temperature {self.temperature} is negative")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"sampling.top_p {self.top_p} is not above 0 and at most 1")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ValueError(f"sampling.max_tokens {self.max_tokens} is less than 1")
+
 
 class SeedPrompt(Record, frozen=True, kw_only=True):
     """A prompt to send. `id` is a hash of its content, so it survives reordering and resuming."""

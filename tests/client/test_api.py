@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from synthgen.client.api import ApiClient
+from synthgen.client.api import ApiClient, kept_alive
 from synthgen.client.replies import ChatReply
 from synthgen.corpus.records import FailureKind
 from synthgen.errors import RequestFailed, ServerUnreachable
@@ -174,3 +175,11 @@ def test_nobody_listening_is_a_server_that_is_gone(server: ScriptedServer) -> No
     server.port = 9  # discard: nothing listens there
     with pytest.raises(ServerUnreachable, match=r"http://127\.0\.0\.1:9/v1 is gone"):
         chat(server)
+
+
+def test_a_silent_connection_is_kept_alive() -> None:
+    """A reply may take an hour: the socket probes its peer after a minute, and four times."""
+    with kept_alive((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 1))) as made:
+        assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
+        assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT) == 4

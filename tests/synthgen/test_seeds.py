@@ -57,6 +57,10 @@ def test_the_domain_is_the_rows_own_or_the_files(tmp_path: Path) -> None:
             '{"messages": [{"role": "user", "content": 3}]}',
             r"p\.jsonl:2:1: Expected `str \| null`, got `int`",
         ),
+        ('{"prompt": "x", "sampling": {"top_p": 0}}', r"p\.jsonl:2:1: sampling\.top_p 0\.0 is not above 0"),
+        ('{"prompt": "x", "sampling": {"temperature": -1}}', r"2:1: sampling\.temperature -1\.0 is negative"),
+        ('{"prompt": "x", "sampling": {"max_tokens": 0}}', r"2:1: sampling\.max_tokens 0 is less than 1"),
+        ('{"prompt": "x", "sampling": {"top_k": 5}}', r"p\.jsonl:2:1: .*unknown field `top_k`"),
         ('{"messages": [{"role": "assistant", "content": "x"}]}', r"p\.jsonl:2:1: a prompt ends with a user"),
     ],
 )
