@@ -17,6 +17,7 @@ from synthgen.generate import Request, generate
 from synthgen.mock.faults import (
     CutShort,
     Exclamations,
+    HalfOpen,
     InternalErrorOnce,
     InvalidJson,
     InvalidUtf8,
@@ -25,6 +26,7 @@ from synthgen.mock.faults import (
     Reset,
     Restart,
     Rule,
+    SlowHeaders,
     TooManyRequests,
     Unavailable,
     UnknownFinish,
@@ -44,6 +46,7 @@ FAULTS = st.sampled_from(
         MissingTokenIds(),
         NullContent(),
         Reset(),
+        SlowHeaders(),
         TooManyRequests(),
         Unavailable(),
         UnknownFinish(),
@@ -115,6 +118,40 @@ def test_a_restart_of_ten_minutes_costs_no_try(config: RunConfig, tmp_path: Any)
     with MockServer(slow) as server:
         manifest, tally = generate(against(config, server, str(tmp_path / "run")))
     assert (manifest.figures["traces"], manifest.figures["failures"]) == (PROMPTS, 0)
+    assert tally.seconds_down > 1
+
+
+def impatient(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
+    """The same with time limits of a second for a reply and half of one for a health check."""
+    monkeypatch.setattr("synthgen.client.api.BASE_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("synthgen.client.api.HEALTH_TIMEOUT_S", 0.5)
+    limits: dict[str, Any] = {"seconds_per_token": 1e-6, "retry_attempts": 6, "retry_seconds": 60.0}
+    return msgspec.structs.replace(config, generate=msgspec.structs.replace(config.generate, **limits))
+
+
+def test_a_socket_that_falls_silent_is_left_after_its_time_limit(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    """A third of the requests is never answered: each is tried again, and none hangs for ever."""
+    rules = (Rule(HalfOpen(), probability=0.3),)
+    with MockServer(mock_config(faults=rules, seed=5)) as server:
+        run = against(impatient(config, monkeypatch), server, str(tmp_path / "run"))
+        _, tally = generate(run)
+        assert server.counters.faults["half-open"] >= 5
+    assert require_account(run) == (PROMPTS, 0)
+    assert tally.retried >= 5
+
+
+def test_a_server_that_falls_silent_whole_is_waited_for(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    """Its health check is silent too, so it is gone and no try is spent."""
+    rules = (Rule(HalfOpen(), from_s=30, to_s=330),)
+    with MockServer(mock_config(faults=rules, latency_s=Fixed(30.0))) as server:
+        run = against(impatient(config, monkeypatch), server, str(tmp_path / "run"))
+        _, tally = generate(run)
+    assert require_account(run) == (PROMPTS, 0)
+    assert tally.retried == 0
     assert tally.seconds_down > 1
 
 
