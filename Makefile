@@ -50,7 +50,8 @@ check: setup
 	@$(bin)/python -m pytest -q tests/test_imports.py
 
 bench: setup
-	@for script in benchmarks/*.py; do echo "== $$script"; $(bin)/python $$script || exit 1; done
+	@for name in journal resume client generation saturation; do \
+	    echo "== $$name"; $(bin)/python -m benchmarks.$$name || exit 1; done
 
 clean:
 	rm -rf runs .cache

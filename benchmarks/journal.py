@@ -1,6 +1,6 @@
 """Group commit against one commit for each record, on this disk.
 
-python benchmarks/journal.py
+python -m benchmarks.journal
 """
 
 from __future__ import annotations
