@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -18,6 +21,7 @@ from synthgen.corpus.config import RunConfig
 from synthgen.corpus.journal import read_journal
 from synthgen.corpus.manifest import read_manifest
 from synthgen.corpus.records import Failure, FailureKind, SeedPrompt, Trace
+from synthgen.corpus.settings import save_config
 from synthgen.errors import ArtifactError, ConfigError, ServerMismatch, ServerUnreachable
 from synthgen.generate import Request, Shard, generate
 from tests.scripted_server import ScriptedServer, chat_reply
@@ -317,6 +321,29 @@ def test_a_signal_while_no_server_is_there_ends_the_wait(
         generate(scripted_config)
     assert time.monotonic() - began < 5
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_full_disk_stops_the_run_and_all_before_is_kept(
+    server: ScriptedServer, scripted_config: RunConfig, tmp_path: Path
+) -> None:
+    """The write that fails ends within a record: it is cut off, and only what it held is asked for again."""
+    room_bytes = 4000
+    save_config(scripted_config, tmp_path / "run.yaml")
+    ended = subprocess.run(
+        [sys.executable, "-m", "synthgen", "generate", str(tmp_path / "run.yaml")],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (room_bytes, room_bytes)),
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 2
+    assert f"{scripted_config.traces_path}: File too large. All records before are safe" in ended.stderr
+    assert scripted_config.traces_path.stat().st_size == room_bytes
+    kept = {trace.messages[0].content for trace in traces(scripted_config)}
+    assert 1 <= len(kept) < 12
+    server.requests.clear()
+    generate(scripted_config)
+    assert len(traces(scripted_config)) == 12
+    assert not kept & set(asked(server))
 
 
 def test_another_server_is_refused_for_the_same_corpus(
