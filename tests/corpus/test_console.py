@@ -1,0 +1,65 @@
+"""How a command ends: exit codes, and signals under the shells that start it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from synthgen.corpus.console import exits
+from synthgen.errors import ConfigError
+
+WAITS = """
+import sys, time
+from synthgen.corpus.console import exits
+with exits():
+    print("ready", flush=True)
+    time.sleep(20)
+"""
+
+
+def ended_by(number: signal.Signals, *, ignored: signal.Signals | None = None) -> int:
+    """The exit code of a waiting command that gets a signal and, if that was ignored, SIGTERM after it."""
+    command = [sys.executable, "-c", WAITS]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=(lambda: signal.signal(ignored, signal.SIG_IGN)) if ignored else None,
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        child.send_signal(number)
+        if number is ignored:
+            with pytest.raises(subprocess.TimeoutExpired):
+                child.wait(0.5)
+            child.send_signal(signal.SIGTERM)
+        return child.wait(10)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_command_with_130(number: signal.Signals) -> None:
+    """Ctrl-C, a scheduler's SIGTERM and a closed terminal are one to a command."""
+    assert ended_by(number) == 130
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_what_a_shell_had_ignored_stays_ignored_and_sigterm_still_works(number: signal.Signals) -> None:
+    """nohup ignores SIGHUP, and a script ignores SIGINT for what it starts in the background."""
+    assert ended_by(number, ignored=number) == 130
+
+
+def test_an_error_of_the_tree_is_a_message_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a traceback, and with what looks like markup printed as it is."""
+    with pytest.raises(SystemExit) as ended, exits():
+        raise ConfigError("a.yaml: no [key]")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "error: a.yaml: no [key]\n"
+
+
+def test_anything_else_keeps_its_traceback() -> None:
+    """A bug of ours is not dressed up."""
+    with pytest.raises(ZeroDivisionError), exits():
+        raise ZeroDivisionError
