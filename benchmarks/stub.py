@@ -32,7 +32,12 @@ REPLY: dict[str, Any] = {
             "token_ids": [*range(100_000, 101_499), THINK_END, *range(102_000, 103_000)],
         }
     ],
-    "usage": {"prompt_tokens": 3, "completion_tokens": OUTPUT_TOKENS, "total_tokens": OUTPUT_TOKENS + 3},
+    "usage": {
+        "prompt_tokens": 3,
+        "completion_tokens": OUTPUT_TOKENS,
+        "total_tokens": OUTPUT_TOKENS + 3,
+        "completion_tokens_details": {"reasoning_tokens": 1499},
+    },
     "prompt_token_ids": [1, 2, 3],
 }
 CONTROL: dict[bytes, Any] = {
@@ -90,20 +95,26 @@ class _Stub(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._received += data
         while (end := self._received.find(b"\r\n\r\n")) >= 0:
-            head = self._received[:end]
+            head = self._received[:end].lower()
             body_end = end + 4 + _content_length(head)
             if len(self._received) < body_end:
                 return
             body, self._received = self._received[end + 4 : body_end], self._received[body_end:]
             path = head.split(b" ", 2)[1]
             if path == b"/v1/chat/completions":
-                asyncio.get_running_loop().call_later(self._delay_s, self._transport.write, self._chat)
+                closes = b"connection: close" in head
+                asyncio.get_running_loop().call_later(self._delay_s, self._answer, closes)
             else:
                 self._transport.write(_control(path, body))
 
+    def _answer(self, closes: bool) -> None:
+        self._transport.write(self._chat)
+        if closes:  # datatrove reads a reply to the end of its connection
+            self._transport.close()
+
 
 def _content_length(head: bytes) -> int:
-    _, found, rest = head.lower().partition(b"content-length:")
+    _, found, rest = head.partition(b"content-length:")
     return int(rest.split(b"\r\n", 1)[0]) if found else 0
 
 
