@@ -20,6 +20,7 @@ from benchmarks.rivals.measured import measured
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.records import Finish, Message, Sampling, Timing, Trace
 from synthgen.corpus.settings import load_config
+from synthgen.corpus.token_ids import encode_ids
 from synthgen.resume import held
 
 ROOT = Path(__file__).parent.parent
@@ -31,7 +32,7 @@ TRACE = Trace(
     domain="math",
     messages=(Message(role="user", content="What is the sum of the first hundred numbers? " * 4),),
     prompt_token_ids=tuple(range(1000, 1050)),
-    output_token_ids=tuple(range(150_000, 150_100)),
+    output=encode_ids(range(150_000, 150_100)),
     think_end=63,
     tool_start=None,
     thinking="word " * 64,

@@ -9,6 +9,7 @@ import msgspec
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.journal import read_journal, read_keys, segments
 from synthgen.corpus.records import Finish
+from synthgen.corpus.token_ids import count_ids
 from synthgen.tally import Tally
 from synthgen.traces import thinking_length
 
@@ -42,7 +43,7 @@ def held(config: RunConfig) -> Held:
     """Read the journals of a run once. Raises ArtifactError naming file and line of a broken record."""
     rows = Held()
     for row in read_journal(config.traces_path, _Row, "Trace"):
-        length = bytes(row.output_token_ids).count(b",") + 1
+        length = count_ids(row.output_token_ids)
         thinking = thinking_length(row.sampling.thinking, row.think_end, row.tool_start, length)
         rows.add_trace((row.seed_id, row.sample_index), thinking, length - thinking, row.finish)
     rows.failed.update(read_keys(config.failures_path) - rows.done)

@@ -18,6 +18,7 @@ from synthgen.corpus.records import (
     Trace,
     TruncatedIn,
 )
+from synthgen.corpus.token_ids import are_ids, count_ids, index_of
 from synthgen.errors import RequestFailed
 
 
@@ -57,11 +58,12 @@ def trace_of(
     if not reply.choices:
         raise _malformed("the reply has no choices")
     choice = reply.choices[0]
-    ids = choice.token_ids
-    if not ids or not reply.prompt_token_ids:
+    ids = choice.ids
+    if not are_ids(ids) or not reply.prompt_token_ids:
         raise _malformed("the reply has no token ids: does the server know `return_token_ids`?")
-    if len(ids) != reply.usage.completion_tokens:
-        raise _malformed(f"{len(ids)} token ids, but usage says {reply.usage.completion_tokens}")
+    length = count_ids(ids)
+    if length != reply.usage.completion_tokens:
+        raise _malformed(f"{length} token ids, but usage says {reply.usage.completion_tokens}")
     try:
         finish = Finish(choice.finish_reason or "")
     except ValueError as error:
@@ -76,7 +78,7 @@ def trace_of(
         messages=prompt.messages,
         tools=prompt.tools,
         prompt_token_ids=reply.prompt_token_ids,
-        output_token_ids=ids,
+        output=ids,
         think_end=think_end,
         tool_start=tool_start,
         thinking=message.reasoning or message.reasoning_content,
@@ -100,22 +102,13 @@ def thinking_length(thinking: bool, think_end: int | None, tool_start: int | Non
     return length if tool_start is None else tool_start
 
 
-def _boundaries(ids: tuple[int, ...], markers: Markers, thinking: bool) -> tuple[int | None, int | None]:
+def _boundaries(ids: msgspec.Raw, markers: Markers, thinking: bool) -> tuple[int | None, int | None]:
     """Where thinking closes and where the tool section opens, which may close thinking by itself."""
-    tool_start = _index(ids, markers.tool_section)
-    think_end = _index(ids, markers.think_end) if thinking else None
+    tool_start = None if markers.tool_section is None else index_of(ids, markers.tool_section)
+    think_end = index_of(ids, markers.think_end) if thinking and markers.think_end is not None else None
     if think_end is not None and tool_start is not None and tool_start < think_end:
         think_end = None
     return think_end, tool_start
-
-
-def _index(ids: tuple[int, ...], wanted: int | None) -> int | None:
-    if wanted is None:
-        return None
-    try:
-        return ids.index(wanted)
-    except ValueError:
-        return None
 
 
 def _truncated_in(

@@ -15,6 +15,7 @@ ORDER = [
     "synthgen.errors",
     "synthgen.corpus",
     "synthgen.corpus.files",
+    "synthgen.corpus.token_ids",
     "synthgen.corpus.records",
     "synthgen.corpus.journal",
     "synthgen.corpus.samples",

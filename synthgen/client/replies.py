@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from synthgen.corpus.records import ToolCall
+from synthgen.corpus.token_ids import NO_IDS, are_ids, decode_ids
 
 
 class ReplyMessage(msgspec.Struct, frozen=True):
@@ -18,12 +19,18 @@ class ReplyMessage(msgspec.Struct, frozen=True):
     tool_calls: tuple[ToolCall, ...] | None = None
 
 
-class ReplyChoice(msgspec.Struct, frozen=True):
+class ReplyChoice(msgspec.Struct, frozen=True, rename={"ids": "token_ids"}):
     """One choice of a chat completion."""
 
     message: ReplyMessage
     finish_reason: str | None = None
-    token_ids: tuple[int, ...] | None = None
+    ids: msgspec.Raw = NO_IDS
+    """The JSON text of its token ids."""
+
+    @property
+    def token_ids(self) -> tuple[int, ...] | None:
+        """The ids decoded; None when there are none."""
+        return decode_ids(self.ids) if are_ids(self.ids) else None
 
 
 class ReplyUsage(msgspec.Struct, frozen=True):

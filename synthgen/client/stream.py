@@ -14,6 +14,7 @@ import msgspec
 
 from synthgen.client.replies import ChatReply, ReplyChoice, ReplyMessage, ReplyUsage
 from synthgen.corpus.records import FunctionCall, ToolCall
+from synthgen.corpus.token_ids import encode_ids
 
 PREFIX, END = b"data:", b"[DONE]"
 
@@ -94,9 +95,8 @@ class _Gathered:
                 for _, call in sorted(self.calls.items())
             ),
         )
-        choice = ReplyChoice(
-            message=message, finish_reason=self.finish_reason, token_ids=tuple(self.token_ids) or None
-        )
+        ids = encode_ids(self.token_ids)
+        choice = ReplyChoice(message=message, finish_reason=self.finish_reason, ids=ids)
         return ChatReply(
             choices=(choice,),
             usage=self.usage or ReplyUsage(prompt_tokens=0),

@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from synthgen.corpus.token_ids import are_ids, count_ids, decode_ids
+
 SCHEMA_VERSION = 1
 
 
@@ -111,7 +113,7 @@ class Timing(Record, frozen=True, kw_only=True):
     seconds: float
 
 
-class Trace(Record, frozen=True, kw_only=True):
+class Trace(Record, frozen=True, kw_only=True, rename={"output": "output_token_ids"}):
     """One reply of the model. Ids are the server's own, never re-tokenized text."""
 
     seed_id: str
@@ -121,7 +123,8 @@ class Trace(Record, frozen=True, kw_only=True):
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...] = ()
     prompt_token_ids: tuple[int, ...]
-    output_token_ids: tuple[int, ...]
+    output: msgspec.Raw
+    """Its token ids as JSON text; decoded they are `output_token_ids`."""
     think_end: int | None
     """Index of `</think>` in the output; None when the output has none."""
     tool_start: int | None
@@ -140,14 +143,24 @@ class Trace(Record, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _check_version(self.schema_version)
-        length = len(self.output_token_ids)
-        if not self.prompt_token_ids or not length:
+        if not self.prompt_token_ids or not are_ids(self.output):
             raise ValueError("a trace has prompt and output token ids")
+        length = self.output_length
         for name, index in (("think_end", self.think_end), ("tool_start", self.tool_start)):
             if index is not None and not 0 <= index < length:
                 raise ValueError(f"{name} {index} is outside the {length} output tokens")
         if (self.finish is Finish.LENGTH) != (self.truncated_in is not None):
             raise ValueError(f"finish {self.finish} and truncated_in {self.truncated_in} disagree")
+
+    @property
+    def output_token_ids(self) -> tuple[int, ...]:
+        """The output's ids, decoded at each call."""
+        return decode_ids(self.output)
+
+    @property
+    def output_length(self) -> int:
+        """How many output tokens there are."""
+        return count_ids(self.output)
 
     @property
     def key(self) -> tuple[str, int]:

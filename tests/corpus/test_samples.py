@@ -19,6 +19,7 @@ from synthgen.corpus.records import (
     seed_id,
 )
 from synthgen.corpus.samples import sample_of
+from synthgen.corpus.token_ids import encode_ids
 
 THINK_END, TOOL = 90, 91
 
@@ -32,7 +33,7 @@ def trace(output: list[int], **changes: Any) -> Trace:
         "domain": "math",
         "messages": (Message(role="user", content="hi"),),
         "prompt_token_ids": (1, 2, 3),
-        "output_token_ids": tuple(output),
+        "output": encode_ids(output),
         "think_end": output.index(THINK_END) if THINK_END in output else None,
         "tool_start": output.index(TOOL) if TOOL in output else None,
         "thinking": None,

@@ -21,6 +21,7 @@ from synthgen.corpus.manifest import digest_of, manifest_of, require_manifest, w
 from synthgen.corpus.records import Finish, Message, Sampling, Timing, Trace
 from synthgen.corpus.samples import sample_of
 from synthgen.corpus.settings import load_config
+from synthgen.corpus.token_ids import encode_ids
 
 ROOT = Path(__file__).parent.parent.parent
 HIDDEN, VOCAB, LAYERS, STRIDE = 32, 24, 8, 3
@@ -102,7 +103,7 @@ def trace(number: int, prompt: int = 3, output: int = 14) -> Trace:
         domain="count",
         messages=(Message(role="user", content="count"),),
         prompt_token_ids=ids[:prompt],
-        output_token_ids=ids[prompt:],
+        output=encode_ids(ids[prompt:]),
         think_end=3,
         tool_start=None,
         thinking="…",

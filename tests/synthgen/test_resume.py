@@ -18,6 +18,7 @@ from synthgen.corpus.records import (
     Trace,
     TruncatedIn,
 )
+from synthgen.corpus.token_ids import encode_ids
 from synthgen.resume import held, held_bytes
 
 
@@ -30,7 +31,7 @@ def trace(seed: str, output: tuple[int, ...], **changes: Any) -> Trace:
         domain="d",
         messages=(Message(role="user", content='q, "output_token_ids": [1,2,3,4,5]'),),
         prompt_token_ids=(1, 2),
-        output_token_ids=output,
+        output=encode_ids(output),
         think_end=None,
         tool_start=None,
         thinking="t",

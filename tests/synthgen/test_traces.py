@@ -34,7 +34,7 @@ PROMPT = SeedPrompt(id=seed_id(MESSAGES), source="f", domain="d", messages=MESSA
 
 def trace(body: dict[str, Any], *, thinking: bool = True) -> Trace:
     """The trace of a reply."""
-    reply = msgspec.convert(body, ChatReply)
+    reply = msgspec.json.decode(msgspec.json.encode(body), type=ChatReply)
     sampling = Sampling(temperature=1.0, top_p=1.0, max_tokens=9, thinking=thinking)
     return trace_of(PROMPT, 0, reply, sampling, SERVER, 1, Timing(started_at=0.0, seconds=1.0))
 
@@ -85,9 +85,7 @@ def test_boundaries_and_cuts(
     found = trace(chat_reply(output, finish=finish), thinking=thinking)
     assert (found.think_end, found.tool_start) == (think_end, tool_start)
     assert (found.finish, found.truncated_in) == (Finish(finish), truncated_in)
-    length = thinking_length(
-        found.sampling.thinking, found.think_end, found.tool_start, len(found.output_token_ids)
-    )
+    length = thinking_length(found.sampling.thinking, found.think_end, found.tool_start, found.output_length)
     assert length == thinking_tokens
 
 
