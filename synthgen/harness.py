@@ -210,7 +210,7 @@ class _Sender:
         reply, attempts = await endpoint.client.chat(body)
         timing = Timing(started_at=started_at, seconds=time.time() - started_at)
         trace = trace_of(prompt, index, reply, sampling, self.server, attempts, timing)
-        length = trace.output_length
+        length = reply.usage.completion_tokens  # as many as there are ids, or it were no trace
         thinking = thinking_length(sampling.thinking, trace.think_end, trace.tool_start, length)
         return _Received(
             on_disk=self.journals.traces.put(trace),

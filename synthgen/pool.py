@@ -111,18 +111,19 @@ class Pool:
 
     async def _acquire(self) -> Endpoint | None:
         async with self._room:
-            await self._room.wait_for(lambda: self._closed or self._given_up() or self._freest() is not None)
-            endpoint = self._freest()
-            if self._closed:
-                return None
-            if endpoint is None:
-                raise ServerUnreachable(
-                    f"no server has answered for {self._down_wait_s:.0f} s (generate.down_wait_s): "
-                    f"{', '.join(e.control.base_url for e in self.endpoints)}. All replies so far are kept; "
-                    f"run the same command again when one is back"
-                )
-            endpoint.in_flight += 1
-            return endpoint
+            while not self._closed:
+                endpoint = self._freest()
+                if endpoint is not None:
+                    endpoint.in_flight += 1
+                    return endpoint
+                if self._given_up():
+                    raise ServerUnreachable(
+                        f"no server has answered for {self._down_wait_s:.0f} s (generate.down_wait_s): "
+                        f"{', '.join(e.control.base_url for e in self.endpoints)}. All replies so far are "
+                        f"kept; run the same command again when one is back"
+                    )
+                await self._room.wait()
+        return None
 
     def close(self) -> None:
         """Hand out no more room."""

@@ -58,12 +58,11 @@ def trace_of(
     if not reply.choices:
         raise _malformed("the reply has no choices")
     choice = reply.choices[0]
-    ids = choice.ids
+    ids, length = choice.ids, reply.usage.completion_tokens
     if not are_ids(ids) or not reply.prompt_token_ids:
         raise _malformed("the reply has no token ids: does the server know `return_token_ids`?")
-    length = count_ids(ids)
-    if length != reply.usage.completion_tokens:
-        raise _malformed(f"{length} token ids, but usage says {reply.usage.completion_tokens}")
+    if count_ids(ids) != length:
+        raise _malformed(f"{count_ids(ids)} token ids, but usage says {length}")
     try:
         finish = Finish(choice.finish_reason or "")
     except ValueError as error:

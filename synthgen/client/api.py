@@ -154,6 +154,12 @@ class ApiClient:
             return False
 
     async def _retried(self, send: Callable[[], Awaitable[T]]) -> tuple[T, int]:
+        try:
+            return await self._told_apart(send), 1
+        except _Transient as error:
+            return await self._tried_again(send, error)
+
+    async def _tried_again(self, send: Callable[[], Awaitable[T]], first: _Transient) -> tuple[T, int]:
         attempts = 0
         try:
             async for attempt in AsyncRetrying(
@@ -164,7 +170,9 @@ class ApiClient:
             ):
                 with attempt:
                     attempts = attempt.retry_state.attempt_number
-                    self.retried += attempts > 1
+                    if attempts == 1:
+                        raise first  # made already, without this machinery
+                    self.retried += 1
                     return await self._told_apart(send), attempts
         except _Transient as error:
             raise RequestFailed(str(error), kind=error.kind, attempts=attempts) from error

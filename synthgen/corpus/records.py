@@ -145,10 +145,9 @@ class Trace(Record, frozen=True, kw_only=True, rename={"output": "output_token_i
         _check_version(self.schema_version)
         if not self.prompt_token_ids or not are_ids(self.output):
             raise ValueError("a trace has prompt and output token ids")
-        length = self.output_length
         for name, index in (("think_end", self.think_end), ("tool_start", self.tool_start)):
-            if index is not None and not 0 <= index < length:
-                raise ValueError(f"{name} {index} is outside the {length} output tokens")
+            if index is not None and not 0 <= index < self.output_length:
+                raise ValueError(f"{name} {index} is outside the {self.output_length} output tokens")
         if (self.finish is Finish.LENGTH) != (self.truncated_in is not None):
             raise ValueError(f"finish {self.finish} and truncated_in {self.truncated_in} disagree")
 
