@@ -3,8 +3,8 @@
 Replies of 2,500 token ids at concurrency 64, 256 and 1,024, the client alone on its core; bare aiohttp, which
 keeps nothing, beside it as the limit. Rivals are measured in venvs of their own: see `benchmarks/rivals`.
 
-    python benchmarks/generation.py
-    python benchmarks/generation.py --rival datatrove=/tmp/datatrove/bin/python
+    python -m benchmarks.generation
+    python -m benchmarks.generation --rival datatrove_client=/tmp/datatrove/bin/python
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from synthgen.generate import generate
 
 ROOT = Path(__file__).parent.parent
 CONCURRENCIES = (64, 256, 1024)
-DELAY_S = 0.3
-"""What a server takes at least; 1,024 requests in flight can then reach 3,413 a second."""
+DELAY_S = 0.05
+"""What a server takes at least; 64 requests in flight can then reach 1,280 a second."""
 OURS, BARE = "synthgen", "aiohttp (keeps nothing)"
 LIMIT_S = 600
 
@@ -118,7 +118,7 @@ def measure(name: str, python: str | None, url: str, rows: int, concurrency: int
 
 
 def main(
-    rows: Annotated[int, typer.Option(help="Requests at each concurrency.")] = 6000,
+    rows: Annotated[int, typer.Option(help="Requests at each concurrency.")] = 10_000,
     rival: Annotated[list[str], typer.Option(help="NAME=PYTHON of a script in benchmarks/rivals.")] = [],  # noqa: B006
     rival_rows: Annotated[int, typer.Option(help="Requests of a rival; most are slow.")] = 1000,
     client: Annotated[str | None, typer.Option(hidden=True)] = None,
@@ -135,7 +135,8 @@ def main(
     for text in rival:
         known, _, interpreter = text.partition("=")
         clients.append((known, interpreter))
-    table = Table(title=f"{rows:,} replies of 2,500 token ids, a server that takes {DELAY_S} s")
+    title = f"{rows:,} replies of 2,500 token ids ({rival_rows:,} for peers), a server that takes {DELAY_S} s"
+    table = Table(title=title)
     for column in ("client", "in flight", "requests/s", "CPU-s for 1,000", "peak MB"):
         table.add_column(column, justify="left" if column == "client" else "right")
     last: dict[str, dict[str, float]] = {}

@@ -25,6 +25,7 @@ from synthgen.generate import generate
 
 ROOT = Path(__file__).parent.parent
 AUTO = "auto"
+SAMPLES = 3
 
 
 def tokens_per_s(base_url: str, concurrency: str, rows: int, ceiling: int) -> float:
@@ -34,7 +35,8 @@ def tokens_per_s(base_url: str, concurrency: str, rows: int, ceiling: int) -> fl
             "run_dir": directory,
             "verifier.model": ROOT / "models/tiny-kimi",
             "prompts.files": f"[{ROOT / 'prompts/demo.jsonl'}]",
-            "prompts.limit": rows,
+            "prompts.limit": rows // SAMPLES,
+            "generate.samples_per_prompt": SAMPLES,
             "prompts.heldout": 1,
             "accept.prompts": 1,
             "accept.single_prompts": 1,
@@ -52,8 +54,8 @@ def tokens_per_s(base_url: str, concurrency: str, rows: int, ceiling: int) -> fl
 
 
 def main(
-    rows: Annotated[int, typer.Option(help="Prompts of each stage.")] = 480,
-    fixed: Annotated[str, typer.Option(help="The concurrencies to sweep.")] = "8,16,32,64,128",
+    rows: Annotated[int, typer.Option(help="Replies of each stage.")] = 1440,
+    fixed: Annotated[str, typer.Option(help="The concurrencies to sweep.")] = "32,64,128",
     ceiling: Annotated[int, typer.Option(help="generate.max_concurrency of auto.")] = 256,
     seqs: Annotated[int, typer.Option(help="What the server runs at once.")] = 64,
     rounds: Annotated[int, typer.Option(help="Times that each is measured.")] = 2,
@@ -69,14 +71,14 @@ def main(
         )
         config = load_config(ROOT / "configs/demo.yaml", overrides)
         with started(config, uncached(plain(config))) as (server,):
-            tokens_per_s(server.base_url, "16", 32, ceiling)  # the first batches compile
+            tokens_per_s(server.base_url, "16", 30, ceiling)  # the first batches compile
             for number in range(rounds):
                 # Each setting follows another one in each round, so that a slow minute hits them alike.
                 for name in settings if number % 2 == 0 else reversed(settings):
                     measured[name].append(tokens_per_s(server.base_url, name, rows, ceiling))
     means = {name: statistics.mean(values) for name, values in measured.items()}
     best = max((name for name in settings if name != AUTO), key=means.__getitem__)
-    table = Table(title=f"{rows} prompts, a server of {seqs} at once")
+    table = Table(title=f"{rows:,} replies, a server of {seqs} at once")
     table.add_column("in flight")
     for column in ("output tokens/s", "by round", "of the best fixed"):
         table.add_column(column, justify="right")

@@ -32,13 +32,13 @@ def test_it_starts_low_and_never_over_its_ceiling() -> None:
     assert first_limit(4).value == 4
 
 
-def test_it_grows_by_half_while_the_server_has_room() -> None:
-    """16, 24, 36, 54 and then the ceiling of 60, as long as the limit is reached and nothing waits."""
+def test_it_doubles_while_the_server_has_room() -> None:
+    """16, 32 and then the ceiling of 60, as long as the limit is reached and nothing waits."""
     limit, seen = first_limit(60), []
-    for _ in range(5):
+    for _ in range(3):
         limit = next_limit(limit, look(limit.value, load(running=limit.value)))
         seen.append(limit.value)
-    assert seen == [24, 36, 54, 60, 60]
+    assert seen == [32, 60, 60]
 
 
 def test_it_does_not_grow_when_it_is_not_reached_or_the_cache_is_full() -> None:
@@ -49,9 +49,26 @@ def test_it_does_not_grow_when_it_is_not_reached_or_the_cache_is_full() -> None:
 
 
 def test_a_queue_at_the_server_sets_the_limit_to_what_it_runs_and_a_little_more() -> None:
-    """64 run and 17 wait of 81: go to 68, which keeps it full, and hold."""
-    limit = next_limit(Limit(value=81, ceiling=128), look(81, load(running=64, waiting=17)))
-    assert (limit.value, limit.hold) == (68, HOLD_LOOKS)
+    """64 run and 64 wait of 128, twice: go to 68, which keeps it full, and hold."""
+    full = look(128, load(running=64, waiting=64))
+    once = next_limit(Limit(value=128, ceiling=256), full)
+    assert once.value == 128
+    twice = next_limit(once, full)
+    assert (twice.value, twice.hold) == (68, HOLD_LOOKS)
+
+
+def test_a_queue_that_is_gone_at_the_next_look_was_a_prefill() -> None:
+    """Sixteen long prompts wait for their turn; then they run, and the limit grows."""
+    limit = next_limit(first_limit(256), look(16, load(running=3, waiting=13)))
+    assert next_limit(limit, look(16, load(running=16))).value == 32
+
+
+def test_a_look_between_two_steps_does_not_lower_the_limit() -> None:
+    """Full at 64, it is seen with 50 running, which are about to be joined by those that wait."""
+    limit = Limit(value=128, ceiling=256)
+    for running in (64, 64, 50, 50):
+        limit = next_limit(limit, look(68, load(running=running, waiting=4)))
+    assert limit.value == 65
 
 
 def test_refusals_and_preemptions_cut_to_three_quarters_and_hold() -> None:
@@ -62,8 +79,8 @@ def test_refusals_and_preemptions_cut_to_three_quarters_and_hold() -> None:
 
 
 def test_it_grows_again_after_holding() -> None:
-    """Six looks of holding, then the next raise."""
-    limit = Limit(value=16, ceiling=64, hold=HOLD_LOOKS)
+    """Six looks of holding, then half as much again."""
+    limit = Limit(value=16, ceiling=64, hold=HOLD_LOOKS, growth=1.5)
     for _ in range(HOLD_LOOKS):
         limit = next_limit(limit, look(16, load(running=16)))
         assert limit.value == 16
@@ -73,11 +90,11 @@ def test_it_grows_again_after_holding() -> None:
 def test_without_metrics_the_throughput_decides() -> None:
     """A raise that brings more is kept and followed by another; one that brings nothing is taken back."""
     limit = next_limit(first_limit(128), look(16, rate=100))
-    assert limit.value == 24
-    limit = next_limit(limit, look(24, rate=140))
-    assert limit.value == 36
-    limit = next_limit(limit, look(36, rate=141))
-    assert (limit.value, limit.hold) == (24, HOLD_LOOKS)
+    assert limit.value == 32
+    limit = next_limit(limit, look(32, rate=140))
+    assert limit.value == 64
+    limit = next_limit(limit, look(64, rate=141))
+    assert (limit.value, limit.hold) == (32, HOLD_LOOKS)
 
 
 @given(
