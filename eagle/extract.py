@@ -22,12 +22,13 @@ from eagle.shards import SampleStates, ShardEntry, read_index, verify_shard, wri
 from eagle.taps import CONVENTION, TapPoints
 from synthgen.client.api import ApiClient, client_for
 from synthgen.client.control import Control, api_key
-from synthgen.client.launch import capturing, serving_url
+from synthgen.client.launch import capturing, served
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import bar, console
 from synthgen.corpus.files import require_free_disk
 from synthgen.corpus.manifest import (
     Manifest,
+    Speed,
     digest,
     digest_of,
     manifest_of,
@@ -67,17 +68,22 @@ def extract(config: RunConfig) -> Manifest:
     require_free_disk(config.states_path, needed, f"the hidden states of {len(todo)} samples")
     started = time.monotonic()
     done_s = before.seconds if before else 0.0
-    _write(config, settings, inputs, seconds=done_s, complete=False)
+    speed = before.speed if before else None
+    _write(config, settings, inputs, seconds=done_s, speed=speed)
     if todo:
         spool = config.states_path / "spool"
         shutil.rmtree(spool, ignore_errors=True)
         spool.mkdir(parents=True)
-        with serving_url(config, capturing(config, taps.captured, spool)) as base_url:
-            key = api_key(config.server.api_key_env)
+        with served(config, capturing(config, taps.captured, spool)) as servers:
+            base_url, key = servers.base_urls[0], api_key(config.server.api_key_env)
             Control(base_url, key).require_model(config.verifier.served_name)
+            began = time.monotonic()
             asyncio.run(_extract_all(config, base_url, todo, spool, taps, shape))
+            tokens = sum(len(sample.token_ids) for sample in todo)
+            speed = Speed(tokens_per_s=tokens / (time.monotonic() - began), load_s=servers.load_s)
         shutil.rmtree(spool)
-    return _write(config, settings, inputs, seconds=done_s + time.monotonic() - started, complete=True)
+    seconds = done_s + time.monotonic() - started
+    return _write(config, settings, inputs, seconds=seconds, speed=speed, complete=True)
 
 
 def _missing(config: RunConfig) -> list[Sample]:
@@ -212,7 +218,13 @@ def _settings(config: RunConfig, taps: TapPoints) -> dict[str, Any]:
 
 
 def _write(
-    config: RunConfig, settings: dict[str, Any], inputs: dict[str, str], *, seconds: float, complete: bool
+    config: RunConfig,
+    settings: dict[str, Any],
+    inputs: dict[str, str],
+    *,
+    seconds: float,
+    speed: Speed | None,
+    complete: bool = False,
 ) -> Manifest:
     entries: list[ShardEntry] = read_index(config.states_path)
     manifest = manifest_of(
@@ -227,6 +239,7 @@ def _write(
             "content": digest([entry.sha256 for entry in entries]),
         },
         seconds=seconds,
+        speed=speed,
         complete=complete,
     )
     write_manifest(config.states_path, manifest)

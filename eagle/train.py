@@ -43,6 +43,7 @@ from synthgen.corpus.console import bar, console, waiting
 from synthgen.corpus.journal import read_journal
 from synthgen.corpus.manifest import (
     Manifest,
+    Speed,
     digest_of,
     manifest_of,
     read_manifest,
@@ -198,8 +199,9 @@ def train(config: RunConfig) -> Manifest:
 
     # ---- What came out ------------------------------------------------------------------------------
     figures = figures_of(list(read_journal(log_path, LogLine)), progress, draft)
+    speed = Speed(tokens_per_s=config.train.epochs * sum(lengths) / progress.seconds)
     manifest = manifest_of(
-        "train", settings=settings, inputs=inputs, figures=figures, seconds=progress.seconds
+        "train", settings=settings, inputs=inputs, figures=figures, seconds=progress.seconds, speed=speed
     )
     write_manifest(directory, manifest)
     return manifest

@@ -7,6 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from synthgen.client.launch import Serving, capturing, drafting, plain, started
@@ -20,8 +21,11 @@ from synthgen.generate import generate as generate_corpus
 from synthgen.mock_server import MockConfig, Preset, parse_distribution
 from synthgen.mock_server import serve as serve_mock
 from synthgen.panel import duration
+from synthgen.plan import as_figures
+from synthgen.plan import plan as plan_run
+from synthgen.plan_table import print_plan
 from synthgen.preview import preview as preview_prompts
-from synthgen.run import print_plan, print_summary
+from synthgen.run import print_commands, print_summary
 from synthgen.run import run as run_stages
 from synthgen.tally import Tally
 
@@ -162,10 +166,37 @@ def mock_server(
 
 
 @app.command()
+def plan(
+    config: Config,
+    set_: Overrides = [],  # noqa: B006
+    explain: Annotated[bool, typer.Option("--explain", help="Show the formula of each figure.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object instead of the table.")] = False,
+    probe: Annotated[
+        int, typer.Option(help="Generate this many rows first, and plan with what they took; they are kept.")
+    ] = 0,
+) -> None:
+    """What a run costs before it starts: rows, tokens, bytes and hours of each stage.
+
+    Examples: `synthgen plan my.yaml --explain`, `synthgen plan my.yaml --probe 32`
+    """
+    with exits():
+        loaded = load_config(config, tuple(set_))
+        if probe:
+            generate_corpus(loaded, Request(limit=probe))
+        made = plan_run(loaded)
+        if json:
+            print(msgspec.json.encode(as_figures(made)).decode())
+        else:
+            print_plan(made, explain=explain)
+
+
+@app.command()
 def run(
     config: Config,
     set_: Overrides = [],  # noqa: B006
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print each stage's command.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print each stage's command and the plan.")
+    ] = False,
 ) -> None:
     """From prompts to a draft that a live vLLM serves, with its gain measured.
 
@@ -176,7 +207,8 @@ def run(
     with exits():
         loaded = load_config(config, tuple(set_))
         if dry_run:
-            print_plan(loaded, config, tuple(set_))
+            print_commands(loaded, config, tuple(set_))
+            print_plan(plan_run(loaded), stderr=True)
             return
         print_summary(loaded, run_stages(loaded))
 

@@ -18,7 +18,7 @@ from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import console, waiting
 from synthgen.corpus.files import in_units
 from synthgen.corpus.journal import Journal, read_journal, write_journal
-from synthgen.corpus.manifest import Manifest, manifest_of, read_manifest, require_fit, write_manifest
+from synthgen.corpus.manifest import Manifest, Speed, manifest_of, read_manifest, require_fit, write_manifest
 from synthgen.corpus.records import SeedPrompt
 from synthgen.errors import ArtifactError, ConfigError
 from synthgen.harness import Journals, send_all, wanted_keys
@@ -107,14 +107,20 @@ def _generate(config: RunConfig, request: Request, journals: Journals) -> tuple[
         if before is not None and not request.allow_mixed:
             _require_same_server(config, before, facts.fingerprint)
         write_journal(config.heldout_path, split.heldout)
-        _write(config, facts.fingerprint, there, seconds=done_s, complete=False)
+        _write(config, facts.fingerprint, there, seconds=done_s, speed=before.speed if before else None)
         gc.set_threshold(GC_OBJECTS)
         gc.freeze()  # prompts and keys stay to the end
         sent = asyncio.run(send_all(config, servers, key, todo, facts, journals, there))
     if request.shard != WHOLE:
         there = _held(config)  # others have written meanwhile
-    seconds, complete = done_s + time.monotonic() - started, not _missing(config, split, there)
-    return _write(config, facts.fingerprint, there, seconds=seconds, complete=complete), sent
+    return _write(
+        config,
+        facts.fingerprint,
+        there,
+        seconds=done_s + time.monotonic() - started,
+        speed=Speed(tokens_per_s=sent.tokens_per_s, load_s=servers.load_s) if sent.tokens else None,
+        complete=not _missing(config, split, there),
+    ), sent
 
 
 @contextlib.contextmanager
@@ -164,7 +170,7 @@ def _finished(config: RunConfig, split: PromptSplit, there: Held, before: Manife
     if before.complete or _missing(config, split, there):
         return before
     fingerprint = msgspec.convert(before.figures["server"], Fingerprint)
-    return _write(config, fingerprint, there, seconds=before.seconds, complete=True)
+    return _write(config, fingerprint, there, seconds=before.seconds, speed=before.speed, complete=True)
 
 
 def _describe(config: RunConfig, base_urls: tuple[str, ...], key: str | None) -> ServerFacts:
@@ -198,7 +204,13 @@ def _settings(config: RunConfig) -> dict[str, Any]:
 
 
 def _write(
-    config: RunConfig, fingerprint: Fingerprint, there: Held, *, seconds: float, complete: bool
+    config: RunConfig,
+    fingerprint: Fingerprint,
+    there: Held,
+    *,
+    seconds: float,
+    speed: Speed | None,
+    complete: bool = False,
 ) -> Manifest:
     counts = there.counts
     manifest = manifest_of(
@@ -214,6 +226,7 @@ def _write(
             "server": msgspec.to_builtins(fingerprint),
         },
         seconds=seconds,
+        speed=speed,
         complete=complete,
     )
     write_manifest(config.corpus_path, manifest)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,19 @@ from synthgen.corpus.files import in_units, require_free_disk
 from synthgen.corpus.manifest import read_manifest, require_manifest
 from synthgen.corpus.settings import save_config
 from synthgen.corpus.verifier_config import VerifierShape, read_shape
-from synthgen.errors import ConfigError, SynthgenError
-from synthgen.seeds import split_prompts
+from synthgen.errors import ConfigError, DiskError, SynthgenError
+from synthgen.plan import StagePlan, plan
 
+DISK_WATCH_S = 5.0
+DISK_RESERVE_BYTES = 1 << 30
+"""A stage is stopped when less than this is free: what it has in memory must still find its place."""
+ARTIFACTS: dict[str, Callable[[RunConfig], Path]] = {
+    "generate": lambda config: config.corpus_path,
+    "extract": lambda config: config.states_path,
+    "train": lambda config: config.checkpoints_path,
+    "accept": lambda config: config.accept_path,
+}
+WHAT = {"generate": "the traces", "extract": "the hidden states", "train": "the checkpoints"}
 ROWS_FAILED = 1
 """What `synthgen generate` ends with when some rows are failures."""
 
@@ -75,30 +86,25 @@ def stage_command(stage: Stage, config_path: Path) -> list[str]:
     return [sys.executable, "-m", package, name, str(config_path), *flags]
 
 
-def print_plan(config: RunConfig, config_path: Path, overrides: tuple[str, ...]) -> None:
-    """Print each stage's command and what the states will need at most."""
+def print_commands(config: RunConfig, config_path: Path, overrides: tuple[str, ...]) -> None:
+    """Print each stage's command; refuse what `run` would refuse."""
+    if Path(config.verifier.model).is_dir():
+        require_fitting(config, read_shape(Path(config.verifier.model)))
     sets = [part for override in overrides for part in ("--set", override)]
     for stage in stages(config):
         package, name, *flags = stage.command
         sys.stdout.write(shlex.join([package, name, str(config_path), *flags, *sets]) + "\n")
-    if Path(config.verifier.model).is_dir():
-        require_fitting(config, read_shape(Path(config.verifier.model)))
-    need = states_bytes_at_most(config)
-    if need is not None:
-        console.print(f"hidden states: at most {in_units(need)} in {config.states_path}", soft_wrap=True)
 
 
 def run(config: RunConfig) -> dict[str, Any]:
     """Run all stages; return the line that sums them up. Raises StageFailed when one fails."""
-    split_prompts(config.prompts, config.seed)
     require_fitting(config, read_shape(Path(config.verifier.model)))
-    need = states_bytes_at_most(config)
-    if need is not None and not (config.states_path / "manifest.json").exists():
-        require_free_disk(config.run_path, need, "the hidden states")
+    for planned in plan(config).stages:
+        require_disk(config, planned)
     resolved = config.run_path / "run.yaml"
     save_config(config, resolved)
     for stage in stages(config):
-        _run_stage(stage, resolved)
+        _run_stage(stage, resolved, config.run_path)
     return summary(config)
 
 
@@ -116,21 +122,18 @@ def require_fitting(config: RunConfig, shape: VerifierShape) -> None:
         )
 
 
-def states_bytes_at_most(config: RunConfig) -> int | None:
-    """Bytes of states if every sample is as long as allowed; None when the verifier is no directory here."""
-    model = Path(config.verifier.model)
-    if not model.is_dir():
-        return None
-    prompts = len(split_prompts(config.prompts, config.seed).corpus)
-    tokens = prompts * config.generate.samples_per_prompt * config.extract.max_seq_tokens
-    return tokens * read_shape(model).state_bytes_per_token
+def require_disk(config: RunConfig, stage: StagePlan) -> None:
+    """Raise DiskError when a stage that isn't complete needs more disk than there is."""
+    made = read_manifest(ARTIFACTS[stage.name](config))
+    if stage.disk_bytes and (made is None or not made.complete):
+        require_free_disk(config.run_path, stage.disk_bytes, WHAT[stage.name])
 
 
-def _run_stage(stage: Stage, config_path: Path) -> None:
+def _run_stage(stage: Stage, config_path: Path, run_path: Path) -> None:
     console.rule(f"[bold]{stage.name}", align="left")
     child = subprocess.Popen(stage_command(stage, config_path))
     with _terminating(child):
-        code = _wait(child)
+        code = _wait(child, run_path)
     if code == 130:
         raise KeyboardInterrupt
     made = read_manifest(stage.artifact)
@@ -150,13 +153,28 @@ def _terminating(child: subprocess.Popen[bytes]) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _wait(child: subprocess.Popen[bytes]) -> int:
-    """Wait for a stage to end by itself: a Ctrl-C reaches it too."""
+def _wait(child: subprocess.Popen[bytes], run_path: Path) -> int:
+    """Wait for a stage to end by itself, as a Ctrl-C reaches it too, and stop it when the disk fills up.
+
+    Raises DiskError in that case, once the stage has put away what it has.
+    """
+    full = False
     while True:
         try:
-            return child.wait()
+            code = child.wait(DISK_WATCH_S)
+            break
+        except subprocess.TimeoutExpired:
+            if not full and shutil.disk_usage(run_path).free < DISK_RESERVE_BYTES:
+                full = True
+                child.terminate()
         except KeyboardInterrupt:
             time.sleep(0.1)
+    if full:
+        raise DiskError(
+            f"the disk of {run_path} has less than {in_units(DISK_RESERVE_BYTES)} free, so the stage was "
+            f"stopped with all it had: free some space and run the same command again to go on"
+        )
+    return code
 
 
 def summary(config: RunConfig) -> dict[str, Any]:

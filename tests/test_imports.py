@@ -53,6 +53,8 @@ ORDER = [
     "synthgen.harness",
     "synthgen.generate",
     "synthgen.preview",
+    "synthgen.plan",
+    "synthgen.plan_table",
     "synthgen.run",
     "synthgen.__main__",
     "eagle",

@@ -206,6 +206,8 @@ class Served:
 
     base_urls: tuple[str, ...]
     process: VllmProcess | None = None
+    load_s: float | None = None
+    """How long it took to start; None when it ran already."""
 
     def require_alive(self) -> None:
         """Raise ServerStartError with vLLM's own error when our server has died; others may come back."""
@@ -219,8 +221,9 @@ def served(config: RunConfig, serving: Serving) -> Iterator[Served]:
     if config.server.base_urls:
         yield Served(config.server.base_urls)
         return
+    began = time.monotonic()
     with started(config, serving) as (process,):
-        yield Served((process.base_url,), process)
+        yield Served((process.base_url,), process, time.monotonic() - began)
 
 
 def own_error(log: Path) -> str:

@@ -12,6 +12,7 @@ from synthgen.corpus.sections import (
     DraftConfig,
     ExtractConfig,
     GenerateConfig,
+    PlanConfig,
     PromptsConfig,
     Section,
     ServerConfig,
@@ -35,6 +36,7 @@ class RunConfig(Section, frozen=True, kw_only=True):
     draft: DraftConfig
     train: TrainConfig
     accept: AcceptConfig
+    plan: PlanConfig
 
     def __post_init__(self) -> None:
         if self.generate.thinking and self.verifier.think_end is None:

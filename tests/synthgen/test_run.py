@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from synthgen.corpus.settings import load_config
-from synthgen.run import stages, states_bytes_at_most
+from synthgen.plan import plan
+from synthgen.run import stages
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -40,7 +41,7 @@ def test_the_demos_states_are_bounded_before_it_starts(
 ) -> None:
     """400 samples of at most 512 tokens at 4 x 128 x 2 bytes: 200 MiB."""
     config = load_config(write_config(demo_values))
-    assert states_bytes_at_most(config) == 400 * 512 * 1024
+    assert plan(config).stage("extract").disk_bytes == 400 * 512 * 1024
 
 
 def test_the_untrained_draft_is_a_stage_only_when_wanted(
@@ -86,12 +87,12 @@ def test_a_wrong_call_is_one_clear_line_and_exit_code_2(
     assert "Traceback" not in said
 
 
-def test_too_little_disk_for_the_states_is_refused_before_the_first_stage(
+def test_too_little_disk_is_refused_before_the_first_stage(
     demo_values: dict[str, Any], write_config: Any, tmp_path: Path
 ) -> None:
-    """A run whose states can't fit starts nothing: a billion samples a prompt here."""
+    """A run that can't fit starts nothing: a billion samples a prompt here."""
     demo_values["generate"]["samples_per_prompt"] = 1_000_000_000
     done = command("synthgen", "run", str(write_config(demo_values)))
     assert done.returncode == 2
-    assert "the hidden states need" in done.stderr
+    assert "the traces need" in done.stderr
     assert not (tmp_path / "run").exists()
