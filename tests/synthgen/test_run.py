@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from synthgen.corpus.journal import read_keys
 from synthgen.corpus.settings import load_config
+from synthgen.errors import DiskError
+from synthgen.mock_server import Fixed, MockConfig, MockServer
 from synthgen.plan import plan
-from synthgen.run import stages
+from synthgen.run import run, stages
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -96,3 +99,21 @@ def test_too_little_disk_is_refused_before_the_first_stage(
     assert done.returncode == 2
     assert "the traces need" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_a_stage_is_stopped_before_the_disk_is_full(
+    monkeypatch: pytest.MonkeyPatch, demo_values: dict[str, Any], write_config: Any
+) -> None:
+    """Here any disk counts as nearly full: generate drains, and the run says why."""
+    monkeypatch.setattr("synthgen.run.DISK_WATCH_S", 5.0)
+    monkeypatch.setattr("synthgen.run.DISK_RESERVE_BYTES", 1 << 60)
+    with MockServer(MockConfig(model="tiny-kimi", latency_s=Fixed(0.3))) as server:
+        demo_values["server"]["base_urls"] = [server.base_url]
+        demo_values["generate"] |= {"concurrency": 2}
+        config = load_config(write_config(demo_values))
+        with pytest.raises(
+            DiskError, match=r"has less than .* free, so the stage was stopped with all it had"
+        ):
+            run(config)
+        kept = len(read_keys(config.traces_path))
+        assert 1 <= kept == server.counters.served.total() < 400
