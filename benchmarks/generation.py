@@ -13,7 +13,6 @@ import asyncio
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.rivals.measured import measured
+from benchmarks.scratch import scratch
 from benchmarks.stub import MODEL, pin, stub_server
 from synthgen.corpus.journal import read_keys
 from synthgen.corpus.settings import load_config
@@ -89,7 +89,7 @@ BUILT_IN = {OURS: ours, BARE: bare}
 
 def measure(name: str, python: str | None, url: str, rows: int, concurrency: int) -> dict[str, float] | str:
     """Figures of one client in a process of its own, or why there are none."""
-    with tempfile.TemporaryDirectory(dir=".") as directory:
+    with scratch() as directory:
         prompts = Path(directory) / "prompts.jsonl"
         prompts.write_bytes(b"".join(b'{"prompt": "q%d"}\n' % number for number in range(rows + 1)))
         script = [str(ROOT / "benchmarks/rivals" / f"{name}.py")] if python else [__file__, "--client", name]

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
 import time
 from pathlib import Path
 
 import msgspec
 
+from benchmarks.scratch import scratch
 from synthgen.corpus.journal import Journal
 from synthgen.corpus.records import Failure, FailureKind
 
@@ -51,7 +51,7 @@ async def group_commit(path: Path) -> float:
 def main() -> None:
     """Alternate the two three times; print each round, then the medians and their ratio."""
     rounds = []
-    with tempfile.TemporaryDirectory(dir=".") as directory:
+    with scratch() as directory:
         for number in range(3):
             each = one_commit_each(Path(directory) / f"each-{number}")
             group = asyncio.run(group_commit(Path(directory) / f"group-{number}"))

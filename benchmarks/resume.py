@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +16,7 @@ import msgspec
 import typer
 
 from benchmarks.rivals.measured import measured
+from benchmarks.scratch import scratch
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.records import Finish, Message, Sampling, Timing, Trace
 from synthgen.corpus.settings import load_config
@@ -71,7 +71,7 @@ def main(
         assert len(found.done) == found.counts.traces == rows
         assert found.counts.thinking_tokens == 64 * rows
         return
-    with tempfile.TemporaryDirectory(dir=".") as directory:
+    with scratch() as directory:
         path = run_in(Path(directory)).traces_path
         write(path, rows)
         print(f"{rows:,} traces, {path.stat().st_size / 1e9:.2f} GB")

@@ -9,7 +9,6 @@ several rounds, each time with all prompts and a corpus of its own.
 from __future__ import annotations
 
 import statistics
-import tempfile
 import time
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.scratch import scratch
 from synthgen.client.launch import plain, started, uncached
 from synthgen.corpus.settings import load_config
 from synthgen.generate import generate
@@ -30,7 +30,7 @@ SAMPLES = 3
 
 def tokens_per_s(base_url: str, concurrency: str, rows: int, ceiling: int) -> float:
     """Output tokens a second of one whole generate stage."""
-    with tempfile.TemporaryDirectory(dir=".") as directory:
+    with scratch() as directory:
         overrides = {
             "run_dir": directory,
             "verifier.model": ROOT / "models/tiny-kimi",
@@ -63,7 +63,7 @@ def main(
     """Sweep and compare; print a table, then JSON."""
     settings = [*fixed.split(","), AUTO]
     measured: dict[str, list[float]] = {name: [] for name in settings}
-    with tempfile.TemporaryDirectory(dir=".") as directory:
+    with scratch() as directory:
         overrides = (
             f"run_dir={directory}",
             f"verifier.model={ROOT / 'models/tiny-kimi'}",

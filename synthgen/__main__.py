@@ -14,7 +14,7 @@ from synthgen.client.launch import Serving, capturing, drafting, plain, started
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import console, exits
 from synthgen.corpus.manifest import Manifest
-from synthgen.corpus.settings import load_config, save_config
+from synthgen.corpus.settings import load_config
 from synthgen.corpus.verifier_config import read_shape
 from synthgen.generate import Request, Shard
 from synthgen.generate import generate as generate_corpus
@@ -89,8 +89,8 @@ def generate(
 ) -> None:
     """Send the run's prompts and keep each reply with its exact tokens; goes on where it stopped.
 
-    Exit code 0: all rows are there. 1: some failed, --retry-failed sends just those again. 2: it could not
-    run. 130: interrupted.
+    Exit code 0: all that was asked for is there. 1: some rows of the corpus are failures, --retry-failed
+    sends just those again. 2: it could not run. 130: interrupted.
 
     Examples: `synthgen generate my.yaml --preview 3`, `synthgen generate my.yaml --shard 2/4`
     """
@@ -106,9 +106,8 @@ def generate(
             allow_mixed=allow_mixed,
         )
         manifest, sent = generate_corpus(loaded, request)
-        save_config(loaded, loaded.corpus_path / "run.yaml")
         _print_corpus(loaded, manifest, sent)
-        if sent.failures:
+        if manifest.figures["failures"]:
             raise typer.Exit(1)
 
 
@@ -126,10 +125,10 @@ def _print_corpus(config: RunConfig, manifest: Manifest, sent: Tally) -> None:
             f"{sent.tokens_wasted:,} tokens wasted",
             soft_wrap=True,
         )
-    if sent.failures:
+    if figures["failures"]:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(sent.failures.items()))
         console.print(
-            f"{sum(sent.failures.values())} rows failed ({kinds}), see {config.failures_path}; with "
+            f"{figures['failures']} rows failed (now: {kinds or 'none'}), see {config.failures_path}; with "
             f"--retry-failed the same command sends just those again",
             soft_wrap=True,
         )

@@ -65,6 +65,8 @@ class RequestFailed(ServerError):
         super().__init__(message)
         self.kind = kind
         self.attempts = attempts
+        self.reply: str | None = None
+        """What came, when it is no trace: it was paid for."""
 
 
 class TrainingError(SynthgenError):

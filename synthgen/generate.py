@@ -18,8 +18,10 @@ from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import console, waiting
 from synthgen.corpus.files import in_units
 from synthgen.corpus.journal import Journal, read_journal, write_journal
+from synthgen.corpus.lock import alone, claimed
 from synthgen.corpus.manifest import Manifest, Speed, manifest_of, read_manifest, require_fit, write_manifest
 from synthgen.corpus.records import SeedPrompt
+from synthgen.corpus.settings import save_config
 from synthgen.errors import ArtifactError, ConfigError
 from synthgen.harness import Journals, send_all, wanted_keys
 from synthgen.pool import require_same
@@ -86,41 +88,46 @@ def generate(config: RunConfig, request: Request = Request()) -> tuple[Manifest,
     Raises InputError for broken prompts before anything is sent, ArtifactError when the corpus there
     was sampled otherwise, ServerError when the server isn't there or isn't the one.
     """
-    with _journals(config, request.shard) as journals:
+    with claimed(config.corpus_path, request.shard.count), _journals(config, request.shard) as journals:
         return _generate(config, request, journals)
 
 
 def _generate(config: RunConfig, request: Request, journals: Journals) -> tuple[Manifest, Tally]:
     before = read_manifest(config.corpus_path)
-    if before is not None and not request.allow_mixed:
-        require_fit(config.corpus_path, before, settings=_settings(config), inputs=before.inputs)
+    _require_same_settings(config, before, request)
     split = _split(config)
     there = _held(config)
     todo = _todo(config, split, there, request)
     if not todo and before is not None:
         return _finished(config, split, there, before), Tally()
     started = time.monotonic()
-    done_s = before.seconds if before else 0.0
     with served(config, plain(config)) as servers:
         key = api_key(config.server.api_key_env)
         facts = _describe(config, servers.base_urls, key)
-        if before is not None and not request.allow_mixed:
-            _require_same_server(config, before, facts.fingerprint)
-        write_journal(config.heldout_path, split.heldout)
-        _write(config, facts.fingerprint, there, seconds=done_s, speed=before.speed if before else None)
+        with alone(config.corpus_path):
+            before = read_manifest(config.corpus_path)  # again: another shard may have been the first
+            _require_same_settings(config, before, request)
+            if before is not None and not request.allow_mixed:
+                _require_same_server(config, before, facts.fingerprint)
+            write_journal(config.heldout_path, split.heldout)
+            save_config(config, config.corpus_path / "run.yaml")
+            _write(config, facts.fingerprint, there, before=before)
+        tally = Tally(wanted=len(todo))
         gc.set_threshold(GC_OBJECTS)
         gc.freeze()  # prompts and keys stay to the end
-        sent = asyncio.run(send_all(config, servers, key, todo, facts, journals, there))
-    if request.shard != WHOLE:
-        there = _held(config)  # others have written meanwhile
-    return _write(
-        config,
-        facts.fingerprint,
-        there,
-        seconds=done_s + time.monotonic() - started,
-        speed=Speed(tokens_per_s=sent.tokens_per_s, load_s=servers.load_s) if sent.tokens else None,
-        complete=not _missing(config, split, there),
-    ), sent
+        try:
+            asyncio.run(send_all(config, servers, key, todo, facts, journals, there, tally))
+        finally:
+            speed = Speed(tokens_per_s=tally.tokens_per_s, load_s=servers.load_s) if tally.tokens else None
+            with alone(config.corpus_path):
+                before = read_manifest(config.corpus_path)
+                seconds = time.monotonic() - started
+                made = _write(config, facts.fingerprint, there, before=before, seconds=seconds, speed=speed)
+    with alone(config.corpus_path):
+        if request.shard != WHOLE:
+            there = _held(config)  # others have written meanwhile
+        complete = not _missing(config, split, there)
+        return _write(config, facts.fingerprint, there, before=made, complete=complete), tally
 
 
 @contextlib.contextmanager
@@ -166,11 +173,12 @@ def _split(config: RunConfig) -> PromptSplit:
 
 def _finished(config: RunConfig, split: PromptSplit, there: Held, before: Manifest) -> Manifest:
     """What there is when nothing is left to send; another shard may have been the last."""
-    console.print(f"generate: nothing to send, {config.corpus_path} has its traces", soft_wrap=True)
+    console.print(f"generate: nothing to send for {config.corpus_path}", soft_wrap=True)
     if before.complete or _missing(config, split, there):
         return before
     fingerprint = msgspec.convert(before.figures["server"], Fingerprint)
-    return _write(config, fingerprint, there, seconds=before.seconds, speed=before.speed, complete=True)
+    with alone(config.corpus_path):
+        return _write(config, fingerprint, there, before=before, complete=True)
 
 
 def _describe(config: RunConfig, base_urls: tuple[str, ...], key: str | None) -> ServerFacts:
@@ -180,6 +188,11 @@ def _describe(config: RunConfig, base_urls: tuple[str, ...], key: str | None) ->
     for control in controls[1:]:
         require_same(fingerprint, control.fingerprint(config.verifier.served_name), control.base_url)
     return ServerFacts(fingerprint=fingerprint, markers=controls[0].markers(config.verifier))
+
+
+def _require_same_settings(config: RunConfig, before: Manifest | None, request: Request) -> None:
+    if before is not None and not request.allow_mixed:
+        require_fit(config.corpus_path, before, settings=_settings(config), inputs=before.inputs)
 
 
 def _require_same_server(config: RunConfig, before: Manifest, found: Fingerprint) -> None:
@@ -208,10 +221,12 @@ def _write(
     fingerprint: Fingerprint,
     there: Held,
     *,
-    seconds: float,
-    speed: Speed | None,
+    before: Manifest | None,
+    seconds: float = 0.0,
+    speed: Speed | None = None,
     complete: bool = False,
 ) -> Manifest:
+    """Write the manifest; `seconds` more went into the corpus than `before` says."""
     counts = there.counts
     manifest = manifest_of(
         "generate",
@@ -225,8 +240,8 @@ def _write(
             "failures": len(there.failed),
             "server": msgspec.to_builtins(fingerprint),
         },
-        seconds=seconds,
-        speed=speed,
+        seconds=seconds + (before.seconds if before else 0.0),
+        speed=speed or (before.speed if before else None),
         complete=complete,
     )
     write_manifest(config.corpus_path, manifest)

@@ -14,17 +14,20 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+import msgspec
+
 from synthgen.client.api import chat_body, client_for
 from synthgen.client.control import Control
+from synthgen.client.descriptors import require_descriptors
 from synthgen.client.launch import Served
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.journal import Journal
 from synthgen.corpus.records import Failure, FailureKind, Finish, SeedPrompt, Timing
-from synthgen.errors import RequestFailed, ServerUnreachable, first_of
+from synthgen.errors import RequestFailed, ServerError, ServerUnreachable, first_of
 from synthgen.interrupts import draining
 from synthgen.limiter import Limit, first_limit
 from synthgen.panel import Panel
-from synthgen.pool import Endpoint, Pool
+from synthgen.pool import LOOK_S, Endpoint, Pool
 from synthgen.resume import Held
 from synthgen.schedule import Key, LengthModel, Schedule
 from synthgen.tally import Tally
@@ -32,6 +35,8 @@ from synthgen.traces import ServerFacts, sampling_of, thinking_length, trace_of
 
 MOST_SERVERS_LOST = 5
 """A row that a server went away with this often is a failure: it may be what kills it."""
+PROBE_TIMEOUT_S = 5.0
+"""For each question to a server that is back: an interrupted run waits for the answers."""
 TAIL_ROUNDS = 4
 """The last rows, this many times what is in flight, go out longest first."""
 FIRST_LENGTH_GUESS = 0.5
@@ -61,15 +66,15 @@ async def send_all(
     server: ServerFacts,
     journals: Journals,
     ended: Held,
-) -> Tally:
-    """Send `todo` and journal what comes back; return the tally of this call. `ended` grows with each row.
+    tally: Tally,
+) -> None:
+    """Send `todo` and journal what comes back; `ended` and `tally` grow with each row.
 
     Raises ServerUnreachable when no server is there for too long, and KeyboardInterrupt after Ctrl-C or
     SIGTERM: the first waits for what is in flight, the second doesn't. What was received is in the journal.
     """
     async with contextlib.AsyncExitStack() as stack:
-        await stack.enter_async_context(journals.traces.writing())
-        await stack.enter_async_context(journals.failures.writing())
+        require_descriptors(len(set(servers.base_urls)) * min(_ceiling(config), len(todo)))
         endpoints = [
             await _endpoint(stack, config, url, key, todo) for url in dict.fromkeys(servers.base_urls)
         ]
@@ -90,42 +95,62 @@ async def send_all(
             ended=ended,
             lengths=lengths,
             schedule=Schedule(todo, lengths),
-            tally=Tally(wanted=len(todo)),
+            tally=tally,
         )
-        with Panel(sender.tally, pool, config.generate.metrics_port) as panel, draining(sender.stop):
-            await _run(sender, panel)
-        sender.tally.seconds_down = pool.seconds_down
-        sender.tally.retried = sum(endpoint.client.retried for endpoint in endpoints)
-    return sender.tally
+        with draining(sender.stop):
+            async with journals.traces.writing(), journals.failures.writing():
+                with Panel(tally, pool, config.generate.metrics_port) as panel:
+                    await _run(sender, panel)
 
 
 async def _endpoint(
     stack: contextlib.AsyncExitStack, config: RunConfig, url: str, key: str | None, todo: list[Key]
 ) -> Endpoint:
-    settings = config.generate
-    fixed = settings.concurrency
-    limit = (
-        first_limit(settings.max_concurrency)
-        if fixed == "auto"
-        else Limit(value=int(fixed), ceiling=int(fixed))
-    )
+    settings, ceiling = config.generate, _ceiling(config)
+    limit = first_limit(ceiling) if settings.concurrency == "auto" else Limit(value=ceiling, ceiling=ceiling)
     longest = max((sampling_of(config, prompt).max_tokens for prompt, _ in todo), default=settings.max_tokens)
     client = client_for(config, url, concurrency=min(limit.ceiling, len(todo)), max_tokens=longest)
-    return Endpoint(client=await stack.enter_async_context(client), control=Control(url, key), limit=limit)
+    return Endpoint(
+        client=await stack.enter_async_context(client),
+        control=Control(url, key, PROBE_TIMEOUT_S),
+        limit=limit,
+    )
+
+
+def _ceiling(config: RunConfig) -> int:
+    """Most requests in flight on one server."""
+    settings = config.generate
+    return settings.max_concurrency if settings.concurrency == "auto" else settings.concurrency
 
 
 async def _run(sender: _Sender, panel: Panel) -> None:
     """Workers until the schedule is empty, and the watch beside them."""
     workers = min(sum(e.limit.ceiling for e in sender.pool.endpoints), len(sender.schedule))
+    ended_by: list[ServerError] = []
     try:
         async with asyncio.TaskGroup() as group:
-            watch = group.create_task(sender.pool.watch(lambda: sender.look(panel)))
+            watch = group.create_task(_watch(sender, panel, ended_by))
             async with asyncio.TaskGroup() as senders:
                 for _ in range(workers):
                     senders.create_task(sender.drain())
             watch.cancel()
     except BaseExceptionGroup as errors:
         raise first_of(errors) from errors
+    sender.look(panel)
+    if ended_by:
+        raise ended_by[0]
+
+
+async def _watch(sender: _Sender, panel: Panel, ended_by: list[ServerError]) -> None:
+    """Look after the servers; when one is another than it was, what the others still write is waited for."""
+    try:
+        await sender.pool.watch(lambda: sender.look(panel))
+    except ServerError as error:
+        ended_by.append(error)
+        sender.stop()
+        while True:
+            sender.look(panel)
+            await asyncio.sleep(LOOK_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +224,7 @@ class _Sender:
             self.ended.add_trace((prompt.id, index), *counts)
             self.lengths.observe(prompt.domain, received.tokens)
             endpoint.tokens += received.tokens
+            endpoint.replies += 1
 
     async def _receive(self, endpoint: Endpoint, prompt: SeedPrompt, index: int) -> _Received:
         """Ask for a row's reply and queue its trace for the disk, where it goes without being held here."""
@@ -209,7 +235,11 @@ class _Sender:
         started_at = time.time()
         reply, attempts = await endpoint.client.chat(body)
         timing = Timing(started_at=started_at, seconds=time.time() - started_at)
-        trace = trace_of(prompt, index, reply, sampling, self.server, attempts, timing)
+        try:
+            trace = trace_of(prompt, index, reply, sampling, self.server, attempts, timing)
+        except RequestFailed as error:
+            error.reply = msgspec.json.encode(reply).decode()
+            raise
         length = reply.usage.completion_tokens  # as many as there are ids, or it were no trace
         thinking = thinking_length(sampling.thinking, trace.think_end, trace.tool_start, length)
         return _Received(
@@ -226,6 +256,7 @@ class _Sender:
             kind=FailureKind(error.kind),
             message=str(error),
             attempts=error.attempts,
+            reply=error.reply,
         )
         await self.journals.failures.append(failure)
         self.tally.add_failure(failure)
@@ -233,10 +264,13 @@ class _Sender:
 
     def look(self, panel: Panel) -> None:
         """Note how busy the servers are, and show it."""
+        clients = [endpoint.client for endpoint in self.pool.endpoints]
         self.tally.look(
             in_flight=self.pool.in_flight,
             limit=self.pool.limit,
-            retried=sum(endpoint.client.retried for endpoint in self.pool.endpoints),
+            retried=sum(client.retried for client in clients),
+            replies_lost=sum(client.replies_lost for client in clients),
+            seconds_down=self.pool.seconds_down,
             tokens_left=self.schedule.tokens_left(self.in_flight),
         )
         panel.show()

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import time
 from collections.abc import Callable, Iterator
 
+ONE_SIGNAL_S = 1.0
+"""Signals within this time are one: a scheduler sends SIGTERM to all, and `synthgen run` passes it on."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -19,24 +22,25 @@ def draining(drain: Callable[[], None]) -> Iterator[None]:
     """
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
-    got: list[signal.Signals] = []
+    got: list[float] = []
 
-    def on_signal(number: signal.Signals) -> None:
-        got.append(number)
+    def on_signal() -> None:
+        got.append(time.monotonic())
         if len(got) == 1:
             drain()
-        else:
+        elif got[-1] - got[0] > ONE_SIGNAL_S:
             task.cancel()
 
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     before = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
     for number in before:
-        loop.add_signal_handler(number, on_signal, number)
+        loop.add_signal_handler(number, on_signal)
     try:
         yield
     except asyncio.CancelledError:
         if len(got) < 2:
             raise
+        task.uncancel()
     finally:
         for number, handler in before.items():
             loop.remove_signal_handler(number)

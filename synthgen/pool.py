@@ -34,8 +34,10 @@ class Endpoint:
     load: ServerLoad | None = None
     tokens: int = 0
     """Output tokens received from it."""
+    replies: int = 0
     _looked_at: float = field(default_factory=time.monotonic)
     _tokens_then: int = 0
+    _replies_then: int = 0
     _refused_then: int = 0
 
     @property
@@ -51,11 +53,14 @@ class Endpoint:
         look = Look(
             in_flight=self.in_flight,
             refused=self.client.refused - self._refused_then,
-            tokens_per_s=(self.tokens - self._tokens_then) / max(now - self._looked_at, 1e-9),
+            seconds=now - self._looked_at,
+            replies=self.replies - self._replies_then,
+            tokens=self.tokens - self._tokens_then,
             load=load,
             preempted=load.preemptions - before.preemptions if load and before else 0.0,
         )
-        self._looked_at, self._tokens_then, self._refused_then = now, self.tokens, self.client.refused
+        self._looked_at, self._tokens_then, self._replies_then = now, self.tokens, self.replies
+        self._refused_then = self.client.refused
         return look
 
 
@@ -126,8 +131,13 @@ class Pool:
         return None
 
     def close(self) -> None:
-        """Hand out no more room."""
+        """Hand out no more room; who waits for some goes on without."""
         self._closed = True
+        self._waking = asyncio.ensure_future(self._wake())
+
+    async def _wake(self) -> None:
+        async with self._room:
+            self._room.notify_all()
 
     def set_aside(self, endpoint: Endpoint) -> None:
         """Send nothing to a server until it answers its health check again."""
@@ -144,19 +154,21 @@ class Pool:
         probed = 0.0
         while True:
             await asyncio.sleep(LOOK_S)
-            for endpoint in self.endpoints:
-                if endpoint.up:
-                    look = endpoint.look(await endpoint.client.load())
-                    if self._automatic:
-                        endpoint.limit = next_limit(endpoint.limit, look)
-                elif time.monotonic() - probed >= PROBE_S:
-                    self._require_alive()
-                    await self._probe(endpoint)
-            if time.monotonic() - probed >= PROBE_S:
+            due = time.monotonic() - probed >= PROBE_S
+            if due:
                 probed = time.monotonic()
-            async with self._room:
-                self._room.notify_all()
+            await asyncio.gather(*(self._look_at(endpoint, probe=due) for endpoint in self.endpoints))
+            await self._wake()
             seen()
+
+    async def _look_at(self, endpoint: Endpoint, *, probe: bool) -> None:
+        if endpoint.up:
+            look = endpoint.look(await endpoint.client.load())
+            if self._automatic:
+                endpoint.limit = next_limit(endpoint.limit, look)
+        elif probe:
+            self._require_alive()
+            await self._probe(endpoint)
 
     async def _probe(self, endpoint: Endpoint) -> None:
         if not await endpoint.client.is_healthy():

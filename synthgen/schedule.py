@@ -51,17 +51,19 @@ class Schedule:
         self._queue = deque(todo)
         self._tail: dict[str, deque[Key]] = defaultdict(deque)
         """The last rows, by domain; what is put back goes there too."""
+        self._in_tail = 0
         self._lengths = lengths
         self._waiting = Counter(prompt.domain for prompt, _ in todo)
 
     def __len__(self) -> int:
-        return self._waiting.total()
+        return len(self._queue) + self._in_tail
 
     def take(self, tail: int) -> Key | None:
         """The next to send: in order, but the longest expected once no more than `tail` are left."""
         if self._queue and len(self._queue) <= tail:
             for prompt, index in self._queue:
                 self._tail[prompt.domain].append((prompt, index))
+            self._in_tail += len(self._queue)
             self._queue.clear()
         key = self._queue.popleft() if self._queue else self._longest()
         if key is not None:
@@ -71,12 +73,14 @@ class Schedule:
     def give_back(self, key: Key) -> None:
         """Put back what could not be sent; it goes last, in case it is what kills the server."""
         self._tail[key[0].domain].append(key)
+        self._in_tail += 1
         self._waiting[key[0].domain] += 1
 
     def drop(self) -> None:
         """Send nothing more."""
         self._queue.clear()
         self._tail.clear()
+        self._in_tail = 0
         self._waiting.clear()
 
     def tokens_left(self, in_flight: Counter[str]) -> float:
@@ -88,4 +92,5 @@ class Schedule:
         waiting = [domain for domain, keys in self._tail.items() if keys]
         if not waiting:
             return None
+        self._in_tail -= 1
         return self._tail[max(waiting, key=self._lengths.expected)].popleft()

@@ -22,7 +22,9 @@ class Tally:
     failures: Counter[str] = field(default_factory=Counter)
     """By kind."""
     retried: int = 0
-    """Tries beyond the first; what the server wrote for those before is lost."""
+    """Tries beyond the first."""
+    replies_lost: int = 0
+    """Of the tries before, those that the server had begun to answer, perhaps to the end."""
     tokens_left: float = 0.0
     stopping: bool = False
     """Nothing more is sent: only what is in flight is waited for."""
@@ -45,7 +47,16 @@ class Tally:
         """Count one failure."""
         self.failures[failure.kind.value] += 1
 
-    def look(self, *, in_flight: int, limit: int, retried: int, tokens_left: float) -> None:
+    def look(
+        self,
+        *,
+        in_flight: int,
+        limit: int,
+        retried: int,
+        replies_lost: int,
+        seconds_down: float,
+        tokens_left: float,
+    ) -> None:
         """Take note of how busy the servers are now."""
         now = time.monotonic()
         if limit and in_flight >= limit:
@@ -53,7 +64,8 @@ class Tally:
         else:
             self.seconds_below += now - self._looked_at
         self._looked_at = now
-        self.retried, self.tokens_left = retried, tokens_left
+        self.retried, self.replies_lost = retried, replies_lost
+        self.seconds_down, self.tokens_left = seconds_down, tokens_left
 
     @property
     def tokens(self) -> int:
@@ -82,5 +94,5 @@ class Tally:
 
     @property
     def tokens_wasted(self) -> int:
-        """Output tokens that retries are expected to have thrown away: retries times the mean reply."""
-        return round(self.retried * self.tokens / self.traces) if self.traces else 0
+        """Output tokens that were thrown away, as expected: lost replies times the mean reply."""
+        return round(self.replies_lost * self.tokens / self.traces) if self.traces else 0

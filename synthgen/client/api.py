@@ -39,8 +39,6 @@ from synthgen.errors import RequestFailed, ServerUnreachable
 
 RETRIED_STATUSES = frozenset({408, 409, 425, 429})
 REFUSALS = frozenset({429, 503})
-GATEWAY_STATUSES = frozenset({502, 503, 504})
-"""What a proxy answers when the server behind it is gone; a busy server answers 503 too."""
 # vLLM closes idle sockets after 5 s; reusing one at that moment loses the request.
 KEEPALIVE_S = 4.0
 BASE_TIMEOUT_S = 60.0
@@ -65,9 +63,11 @@ class _Transient(Exception):
         *,
         retry_after_s: float | None = None,
         may_be_down: bool = False,
+        reply_lost: bool = False,
     ) -> None:
         super().__init__(message)
         self.kind = kind
+        self.reply_lost = reply_lost
         self.retry_after_s = retry_after_s
         self.may_be_down = may_be_down
 
@@ -91,10 +91,13 @@ class ApiClient:
         """Replies 429 and 503 so far."""
         self.retried = 0
         """Tries beyond the first so far."""
+        self.replies_lost = 0
+        """Replies so far that broke off, or came too late."""
         self._retry_attempts = retry_attempts
         self._retry_seconds = retry_seconds
         self._concurrency = concurrency
         self._timeout_s = timeout_s
+        self._api_key = api_key
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     async def __aenter__(self) -> Self:
@@ -186,6 +189,7 @@ class ApiClient:
         try:
             return await send()
         except _Transient as error:
+            self.replies_lost += error.reply_lost
             if error.may_be_down and not await self.is_healthy():
                 raise ServerUnreachable(f"{self._base_url} is gone: {error}") from error
             raise
@@ -195,7 +199,7 @@ class ApiClient:
             async with self._session.post(self._base_url + path, data=content, headers=JSON) as response:
                 body = await response.read()
         self._require_success(response.status, response.headers, body)
-        with _decode_errors():
+        with _decode_errors(body):
             return msgspec.json.decode(body, type=kind)
 
     async def _stream_once(self, path: str, content: bytes) -> ChatReply:
@@ -204,23 +208,32 @@ class ApiClient:
             async with self._http.stream("POST", url, content=content, headers=JSON) as response:
                 body = await response.aread() if response.status_code != 200 else b""
                 self._require_success(response.status_code, response.headers, body)
-                with _decode_errors():
+                with _decode_errors(b""):
                     reply = await read_stream(response.aiter_bytes())
         if reply is None:
-            raise _Transient(FailureKind.TRANSPORT, "the stream ended before the reply did", may_be_down=True)
+            raise _Transient(
+                FailureKind.TRANSPORT,
+                "the stream ended before the reply did",
+                may_be_down=True,
+                reply_lost=True,
+            )
         return reply
+
+    def _without_key(self, text: str) -> str:
+        """Some servers repeat the header that they refuse."""
+        return text.replace(self._api_key, "(the key)") if self._api_key else text
 
     def _require_success(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         if status == 200:
             return
         self.refused += status in REFUSALS
-        said = f"{status}: {body.decode(errors='replace')[:300]}"
+        said = f"{status}: {self._without_key(body.decode(errors='replace'))[:300]}"
         if status in RETRIED_STATUSES or status >= 500:
             raise _Transient(
                 FailureKind.OVERLOADED,
                 said,
                 retry_after_s=_retry_after_s(headers),
-                may_be_down=status in GATEWAY_STATUSES,
+                may_be_down=status >= 500,
             )
         raise RequestFailed(said, kind=FailureKind.REJECTED, attempts=1)
 
@@ -278,17 +291,22 @@ def _transport_errors() -> Iterator[None]:
         yield
     except TRANSPORT_ERRORS as error:
         message = f"{type(error).__name__}: {error}".removesuffix(": ")
-        raise _Transient(FailureKind.TRANSPORT, message, may_be_down=True) from error
+        raise _Transient(
+            FailureKind.TRANSPORT,
+            message,
+            may_be_down=True,
+            reply_lost=not isinstance(error, aiohttp.ClientConnectorError | httpx2.ConnectError),
+        ) from error
 
 
 @contextlib.contextmanager
-def _decode_errors() -> Iterator[None]:
+def _decode_errors(body: bytes) -> Iterator[None]:
     try:
         yield
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
-        raise RequestFailed(
-            f"the reply can't be read: {error}", kind=FailureKind.MALFORMED, attempts=1
-        ) from error
+        unread = RequestFailed(f"the reply can't be read: {error}", kind=FailureKind.MALFORMED, attempts=1)
+        unread.reply = body.decode(errors="replace") or None
+        raise unread from error
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:

@@ -19,7 +19,7 @@ import msgspec
 from synthgen.corpus.manifest import digest
 from synthgen.corpus.records import Record
 from synthgen.corpus.sections import VerifierConfig
-from synthgen.errors import ServerError, ServerMismatch, ServerUnreachable
+from synthgen.errors import ConfigError, ServerError, ServerMismatch, ServerUnreachable
 
 TIMEOUT_S = 30.0
 HEALTH_TIMEOUT_S = 5.0
@@ -132,10 +132,11 @@ class ServerLoad:
 class Control:
     """The control calls of one server."""
 
-    def __init__(self, base_url: str, api_key: str | None = None) -> None:
+    def __init__(self, base_url: str, api_key: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
         self.base_url = base_url.rstrip("/")
         self.root_url = self.base_url.removesuffix("/v1")
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._timeout_s = timeout_s
 
     def is_healthy(self) -> bool:
         """Whether the server answers /health with 200."""
@@ -241,7 +242,7 @@ class Control:
                 method,
                 url,
                 headers=self._headers,
-                timeout=TIMEOUT_S,
+                timeout=self._timeout_s,
                 trust_env=False,
                 verify=_tls(),
                 **arguments,
@@ -263,16 +264,17 @@ class Control:
 
 def parse_load(metrics: str) -> ServerLoad | None:
     """How busy a server is, from the text of its `/metrics`; None when vLLM's gauges are not in it."""
-    found: dict[str, float] = {}
+    found: dict[str, list[float]] = {}
     for name, value in _GAUGE.findall(metrics):
-        found[name] = found.get(name, 0.0) + float(value)
+        found.setdefault(name, []).append(float(value))
     if "num_requests_running" not in found:
         return None
+    usage = found.get("kv_cache_usage_perc") or found.get("gpu_cache_usage_perc") or [0.0]
     return ServerLoad(
-        running=found["num_requests_running"],
-        waiting=found.get("num_requests_waiting", 0.0),
-        kv_usage=found.get("kv_cache_usage_perc", found.get("gpu_cache_usage_perc", 0.0)),
-        preemptions=found.get("num_preemptions_total", 0.0),
+        running=sum(found["num_requests_running"]),
+        waiting=sum(found.get("num_requests_waiting", [])),
+        kv_usage=max(usage),
+        preemptions=sum(found.get("num_preemptions_total", [])),
     )
 
 
@@ -283,5 +285,14 @@ def _tls() -> ssl.SSLContext:
 
 
 def api_key(env_name: str) -> str | None:
-    """The key in environment variable `env_name`; None when unset or empty."""
-    return os.environ.get(env_name) or None
+    """The key in environment variable `env_name`; None when unset or empty.
+
+    Raises ConfigError, without the key, when it can't stand in a header.
+    """
+    key = os.environ.get(env_name) or None
+    if key is not None and not (key.isascii() and key.isprintable() and key == key.strip()):
+        raise ConfigError(
+            f"the key in environment variable {env_name} has blanks at an end, line breaks or letters beyond "
+            f"ASCII: set it anew, without them"
+        )
+    return key

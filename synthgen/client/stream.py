@@ -48,6 +48,8 @@ class _Chunk(msgspec.Struct, frozen=True):
     usage: ReplyUsage | None = None
     prompt_token_ids: tuple[int, ...] | None = None
     kv_transfer_params: dict[str, Any] | None = None
+    error: Any = None
+    """What a server writes into a stream that it can't go on with, before `[DONE]`."""
 
 
 @dataclass(slots=True)
@@ -118,7 +120,10 @@ async def read_stream(parts: AsyncIterator[bytes]) -> ChatReply | None:
         data = line[len(PREFIX) :].strip()
         if data == END:
             return gathered.reply()
-        gathered.add(decoder.decode(data))
+        chunk = decoder.decode(data)
+        if chunk.error is not None:
+            return None
+        gathered.add(chunk)
     return None
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import signal
+import sys
 import time
 from collections.abc import Iterator
+from typing import Any, TextIO, cast
 
 from rich.console import Console
 from rich.markup import escape
@@ -18,8 +20,26 @@ from rich.progress import TimeRemainingColumn as Eta
 
 from synthgen.errors import DiskError, SynthgenError
 
-console = Console(stderr=True, highlight=False)
 PLAIN_SECONDS = 10.0
+
+
+class _Stderr:
+    """stderr, which may vanish with its terminal, pipe or disk: then nothing more is shown."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stderr, name)
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
+
+
+console = Console(file=cast(TextIO, _Stderr()), highlight=False)
 
 
 class Bar:

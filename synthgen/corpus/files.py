@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import shutil
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,7 @@ SPARE = 1.1
 def written_aside(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; fsync and rename it there when the block succeeds."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    aside = _aside(path)
     try:
         yield aside
         with aside.open("rb") as file:
@@ -34,8 +35,7 @@ def written_aside(path: Path) -> Iterator[Path]:
 def directory_written_aside(path: Path) -> Iterator[Path]:
     """Yield a new directory beside `path`; rename it there when the block succeeds, replacing an old one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    shutil.rmtree(aside, ignore_errors=True)
+    aside = _aside(path)
     aside.mkdir()
     try:
         yield aside
@@ -49,6 +49,11 @@ def directory_written_aside(path: Path) -> Iterator[Path]:
         sync_directory(path.parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _aside(path: Path) -> Path:
+    """A name that no other process takes, on whatever machine that shares the disk."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
 
 
 def sync_directory(path: Path) -> None:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
+import re
 from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -23,10 +23,12 @@ from typing import Self, TypeVar
 import msgspec
 
 from synthgen.corpus.files import sync_directory, written_aside
+from synthgen.corpus.lock import lock
 from synthgen.corpus.records import Record
 from synthgen.errors import ArtifactError, DiskError
 
 S = TypeVar("S", bound=msgspec.Struct)
+DIGITS = "[0-9]" * 5
 LINES_AT_ONCE = 64
 """Lines joined for one write; a thousand long replies at once would be held twice."""
 
@@ -48,12 +50,10 @@ class Journal:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = _open(self.path)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+            lock(self._lock, self.path)
+        except ArtifactError:
             os.close(self._lock)
-            raise ArtifactError(
-                f"{self.path}: another process is writing it: wait until it ends, or choose another run_dir"
-            ) from error
+            raise
         segment = _own_segments(self.path)[-1]
         repair(segment)
         self._file = _open(segment)
@@ -76,7 +76,7 @@ class Journal:
         finally:
             self._closing = True
             self._wake.set()
-            await self._writer
+            await _to_its_end(self._writer)
 
     async def append(self, record: Record) -> None:
         """Return once `record` is on disk. Raises DiskError when it can't be."""
@@ -115,10 +115,9 @@ class Journal:
     def _rotate(self) -> None:
         if self._segment_bytes is None or os.fstat(self._file).st_size < self._segment_bytes:
             return
-        number = len(_own_segments(self.path))
-        segment = self.path.with_suffix(f".{number:05d}{self.path.suffix}")
-        os.close(self._file)
-        self._file = _open(segment)
+        number = _number(_own_segments(self.path)[-1]) + 1
+        before, self._file = self._file, _open(self.path.with_suffix(f".{number:05d}{self.path.suffix}"))
+        os.close(before)
 
     def _fail(self, group: list[tuple[bytes, asyncio.Future[None]]], error: OSError) -> None:
         for _, done in group + self._waiting:
@@ -131,6 +130,21 @@ class Journal:
             f"{self.path}: {error.strerror}. All records before are safe: free some space, "
             f"then run the same command again to go on"
         )
+
+
+async def _to_its_end(task: asyncio.Task[None]) -> None:
+    """Wait for a task also while the waiting is cancelled; the cancellation is passed on afterwards."""
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+        except DiskError:
+            break
+    task.result()
+    if cancelled is not None:
+        raise cancelled
 
 
 def write_journal(path: Path, records: Iterable[Record]) -> None:
@@ -148,12 +162,19 @@ def _open(path: Path) -> int:
 
 def _own_segments(path: Path) -> list[Path]:
     """A journal's files in the order of writing, the first whether it is there or not."""
-    return [path, *sorted(path.parent.glob(f"{path.stem}.[0-9]*{path.suffix}"))]
+    return [path, *sorted(path.parent.glob(f"{path.stem}.{DIGITS}{path.suffix}"))]
+
+
+def _number(segment: Path) -> int:
+    _, dot, digits = segment.stem.rpartition(".")
+    return int(digits) if dot else 0
 
 
 def segments(path: Path) -> list[Path]:
-    """All files of a journal, those of the shards of a job array included."""
-    return sorted(path.parent.glob(f"{path.stem}*{path.suffix}"), key=lambda segment: segment.stem)
+    """All files of a journal, those of the shards of a job array included, and no others that lie beside."""
+    own = re.compile(rf"{re.escape(path.stem)}(-\d+of\d+)?(\.\d{{5}})?")
+    found = (other for other in path.parent.glob(f"{path.stem}*{path.suffix}") if own.fullmatch(other.stem))
+    return sorted(found, key=lambda segment: segment.stem)
 
 
 def _write_durably(file: int, lines: list[bytes]) -> None:

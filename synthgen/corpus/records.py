@@ -188,6 +188,8 @@ class Failure(Record, frozen=True, kw_only=True):
     kind: FailureKind
     message: str
     attempts: int
+    reply: str | None = None
+    """What the server sent, when that can't be a trace."""
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:

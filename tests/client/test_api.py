@@ -161,13 +161,25 @@ def test_a_reply_that_is_no_completion_is_malformed(server: ScriptedServer) -> N
 def test_the_key_is_in_no_error(server: ScriptedServer) -> None:
     """Errors are shown and stored; the key is neither."""
 
-    async def refuse(request: web.Request) -> web.StreamResponse:
-        return web.Response(status=401, text="no")
+    async def echo(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=401, text=f"invalid: {request.headers['Authorization']}")
 
-    replies_in_turn(server, refuse)
+    replies_in_turn(server, echo)
     with pytest.raises(RequestFailed) as caught:
         chat(server)
-    assert "a-secret" not in str(caught.value)
+    assert str(caught.value) == "401: invalid: Bearer (the key)"
+
+
+def test_a_500_of_a_server_that_is_unhealthy_costs_the_row_no_try(server: ScriptedServer) -> None:
+    """A dying engine answers 500 to all that is in flight."""
+
+    async def dying(request: web.Request) -> web.StreamResponse:
+        server.healthy = False
+        return web.Response(status=500, text="EngineCore died")
+
+    replies_in_turn(server, dying)
+    with pytest.raises(ServerUnreachable, match="is gone: 500: EngineCore died"):
+        chat(server, attempts=1)
 
 
 def test_nobody_listening_is_a_server_that_is_gone(server: ScriptedServer) -> None:

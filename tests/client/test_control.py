@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from synthgen.client.control import Control, ServerLoad, SpecCounters, parse_load
+from synthgen.client.control import Control, ServerLoad, SpecCounters, api_key, parse_load
 from synthgen.corpus.sections import VerifierConfig
-from synthgen.errors import ServerError, ServerMismatch, ServerUnreachable
+from synthgen.errors import ConfigError, ServerError, ServerMismatch, ServerUnreachable
 from tests.scripted_server import MODEL, ScriptedServer
 
 METRICS = """\
@@ -59,6 +59,26 @@ def test_the_load_is_read_by_exact_names() -> None:
     """Gauges that only begin alike are others; a server without them has no load."""
     assert parse_load(LOAD) == ServerLoad(running=60.0, waiting=17.0, kv_usage=0.25, preemptions=3.0)
     assert parse_load("python_gc_objects 3\n") is None
+
+
+def test_the_load_of_several_engines_is_their_sum_and_their_fullest_cache() -> None:
+    """Data parallelism shows each engine's gauges: eight caches at 15 % are not one at 120 %."""
+    text = "".join(
+        f'vllm:num_requests_running{{engine="{i}"}} 4.0\nvllm:kv_cache_usage_perc{{engine="{i}"}} 0.1{i}\n'
+        for i in range(8)
+    )
+    assert parse_load(text) == ServerLoad(running=32.0, waiting=0.0, kv_usage=0.17, preemptions=0.0)
+
+
+@pytest.mark.parametrize("key", ["sk-secret\r", "sk-secret\n", " sk-secret", "sk-s\u00e9cret"])
+def test_a_key_that_fits_no_header_is_refused_without_being_shown(
+    monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    """As a file from Windows leaves it; the variable is named, the key isn't."""
+    monkeypatch.setenv("MY_KEY", key)
+    with pytest.raises(ConfigError, match="the key in environment variable MY_KEY") as caught:
+        api_key("MY_KEY")
+    assert "cret" not in str(caught.value)
 
 
 def test_what_was_counted_since_is_the_difference() -> None:

@@ -49,6 +49,11 @@ def test_a_stream_that_ends_early_is_no_reply() -> None:
     assert read(START, THINKING, MORE, end=False) is None
 
 
+def test_a_stream_that_ends_in_an_error_is_no_reply() -> None:
+    """A dying engine writes the error as an event, and `[DONE]` after it."""
+    assert read(START, THINKING, {"error": {"message": "EngineCore died", "code": 500}}) is None
+
+
 def test_line_separators_of_unicode_do_not_split_an_event() -> None:
     """U+2028 and U+0085 stand unescaped in a text."""
     reply = read(START, {"choices": [{"delta": {"content": "a\u2028b\x85c"}, "token_ids": [1]}]}, LAST)

@@ -63,3 +63,15 @@ def test_anything_else_keeps_its_traceback() -> None:
     """A bug of ours is not dressed up."""
     with pytest.raises(ZeroDivisionError), exits():
         raise ZeroDivisionError
+
+
+def test_a_terminal_that_is_gone_changes_no_exit_code() -> None:
+    """`tee` dies of the same Ctrl-C: what is printed then goes nowhere, and nothing else is different."""
+    command = [sys.executable, "-c", WAITS]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        assert child.stdout.readline() == b"ready\n"
+        child.stderr.close()
+        child.send_signal(signal.SIGINT)
+        assert child.wait(10) == 130

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from synthgen.corpus import journal as journal_module
 from synthgen.corpus.journal import Journal, read_journal, read_keys, repair, segments, write_journal
 from synthgen.corpus.records import Failure, FailureKind
 from synthgen.errors import ArtifactError, DiskError
@@ -190,3 +192,53 @@ def test_a_record_of_another_schema_version_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"attempts":1', b'"attempts":1,"schema_version":2'))
     with pytest.raises(ArtifactError, match="schema_version 2, this release reads 1"):
         list(read_journal(path, Failure))
+
+
+def test_cancelled_again_and_again_it_still_writes_what_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A third Ctrl-C comes while the last group is written, slowly here."""
+    path = tmp_path / "j.jsonl"
+    write = journal_module._write_durably
+
+    def slowly(file: int, lines: list[bytes]) -> None:
+        time.sleep(0.2)
+        write(file, lines)
+
+    monkeypatch.setattr(journal_module, "_write_durably", slowly)
+
+    async def work() -> None:
+        with Journal(path) as journal:
+            async with journal.writing():
+                for number in range(5):
+                    journal.put(failure(number))
+                    await asyncio.sleep(0)
+                raise asyncio.CancelledError
+
+    async def cancelled_often() -> None:
+        task = asyncio.create_task(work())
+        for _ in range(3):
+            await asyncio.sleep(0.1)
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled_often())
+    assert len(read_keys(path)) == 5
+
+
+def test_what_lies_beside_a_journal_is_not_read(tmp_path: Path) -> None:
+    """Neither a backup by another name, nor does a segment grow because an older one was moved away."""
+    path = tmp_path / "traces.jsonl"
+    append_all(path, [failure(1)])
+    (tmp_path / "traces-old.jsonl").write_bytes(path.read_bytes())
+    (tmp_path / "traces.00003.jsonl").write_bytes(path.read_bytes())
+    assert [segment.name for segment in segments(path)] == ["traces.jsonl", "traces.00003.jsonl"]
+
+    async def more() -> None:
+        with Journal(path, segment_bytes=1) as journal:
+            async with journal.writing():
+                await journal.append(failure(2))
+
+    asyncio.run(more())
+    assert [segment.name for segment in segments(path)][-1] == "traces.00004.jsonl"

@@ -19,11 +19,12 @@ from aiohttp import web
 
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.journal import read_journal
+from synthgen.corpus.lock import claimed
 from synthgen.corpus.manifest import read_manifest
 from synthgen.corpus.records import Failure, FailureKind, SeedPrompt, Trace
 from synthgen.corpus.settings import save_config
 from synthgen.errors import ArtifactError, ConfigError, ServerMismatch, ServerUnreachable
-from synthgen.generate import Request, Shard, generate
+from synthgen.generate import WHOLE, Request, Shard, generate
 from tests.scripted_server import ScriptedServer, chat_reply
 
 
@@ -210,6 +211,92 @@ def test_servers_that_differ_are_refused_with_the_field(
     assert server.requests == other.requests == []
 
 
+def test_a_server_that_comes_back_as_another_ends_the_run_after_what_is_in_flight(
+    server: ScriptedServer, scripted_config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other server's long replies are kept; then the field that differs is named."""
+    monkeypatch.setattr("synthgen.pool.PROBE_S", 0.1)
+    other = ScriptedServer()
+    other.start()
+    try:
+        both = msgspec.structs.replace(
+            scripted_config,
+            server=msgspec.structs.replace(
+                scripted_config.server, base_urls=(server.base_url, other.base_url)
+            ),
+        )
+
+        async def slow(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            await asyncio.sleep(2)
+            return web.json_response(chat_reply())
+
+        async def die(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+            if other.healthy and not other.tokenizer_suffix:
+                other.healthy, other.tokenizer_suffix = False, [7]
+                threading.Timer(0.3, setattr, (other, "healthy", True)).start()
+            assert request.transport is not None
+            request.transport.close()
+            return web.Response()
+
+        server.handler, other.handler = slow, die
+        with pytest.raises(ServerMismatch, match="its tokenizer is"):
+            generate(both)
+    finally:
+        other.stop()
+    assert len(traces(scripted_config)) == 4
+
+
+def test_another_division_into_shards_waits_for_the_first(
+    server: ScriptedServer, scripted_config: RunConfig
+) -> None:
+    """While a part of two is written, neither all nor a part of four may be: rows would be paid for twice."""
+    with claimed(scripted_config.corpus_path, parts=2):
+        for shard, said in ((WHOLE, "--shard i/2"), (Shard(1, 4), "--shard i/2")):
+            with pytest.raises(
+                ArtifactError, match=f"another process is writing part of the corpus, as {said}"
+            ):
+                generate(scripted_config, Request(shard=shard))
+        generate(scripted_config, Request(shard=Shard(1, 2)))
+    with (
+        claimed(scripted_config.corpus_path, parts=1),
+        pytest.raises(ArtifactError, match="another process is writing the whole corpus"),
+    ):
+        generate(scripted_config, Request(shard=Shard(2, 2)))
+    generate(scripted_config, Request(shard=Shard(1, 4)))
+
+
+def test_a_reply_that_is_no_trace_is_kept_with_its_failure(
+    server: ScriptedServer, scripted_config: RunConfig
+) -> None:
+    """It was paid for, and may be worth a look."""
+
+    async def wrong_count(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        return web.json_response(chat_reply(usage={"prompt_tokens": 3, "completion_tokens": 9}))
+
+    server.handler = wrong_count
+    generate(scripted_config)
+    for failure in read_journal(scripted_config.failures_path, Failure):
+        assert failure.message == "4 token ids, but usage says 9"
+        assert '"content":"because"' in (failure.reply or "")
+
+
+def test_more_requests_than_files_can_be_open_are_refused(
+    server: ScriptedServer, scripted_config: RunConfig, tmp_path: Path
+) -> None:
+    """Before anything is sent, with both numbers."""
+    settings = msgspec.structs.replace(scripted_config.generate, concurrency=12)
+    save_config(msgspec.structs.replace(scripted_config, generate=settings), tmp_path / "run.yaml")
+    ended = subprocess.run(
+        [sys.executable, "-m", "synthgen", "generate", str(tmp_path / "run.yaml")],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (70, 70)),
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 2
+    assert "12 requests in flight need 76 open files, this process may have 70" in ended.stderr
+    assert server.requests == []
+
+
 def test_shards_split_the_prompts_and_make_one_corpus(
     server: ScriptedServer, scripted_config: RunConfig
 ) -> None:
@@ -260,42 +347,56 @@ def test_a_prompt_may_override_the_sampling(
     assert (trace.sampling.temperature, trace.sampling.thinking, trace.think_end) == (0.1, False, None)
 
 
-def signalled_at_six(server: ScriptedServer, *numbers: signal.Signals) -> None:
-    """From the sixth request on replies take a second, and the signals come meanwhile."""
+def signalled_at_six(server: ScriptedServer, *signals: tuple[float, signal.Signals]) -> None:
+    """From the sixth request on replies take two seconds; the signals come meanwhile, after their delays."""
 
     async def slow(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         if len(server.requests) == 6:
-            for delay_s, number in zip((0.1, 0.3), numbers, strict=False):
+            for delay_s, number in signals:
                 threading.Timer(delay_s, os.kill, (os.getpid(), number)).start()
         if len(server.requests) >= 6:
-            await asyncio.sleep(1)
+            await asyncio.sleep(2)
         return web.json_response(chat_reply())
 
     server.handler = slow
 
 
 @pytest.mark.timeout(30)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "signals",
+    [
+        [(0.1, signal.SIGINT)],
+        [(0.1, signal.SIGTERM)],
+        [(0.1, signal.SIGTERM), (0.4, signal.SIGTERM)],
+    ],
+    ids=["ctrl-c", "sigterm", "sigterm to all, and passed on"],
+)
 def test_one_signal_waits_for_what_is_in_flight_and_sends_nothing_more(
-    server: ScriptedServer, scripted_config: RunConfig, number: signal.Signals
+    server: ScriptedServer, scripted_config: RunConfig, signals: list[tuple[float, signal.Signals]]
 ) -> None:
     """Five replies were there and four on their way: nine traces; the other three come with the next call."""
-    signalled_at_six(server, number)
+    signalled_at_six(server, *signals)
     with pytest.raises(KeyboardInterrupt):
         generate(scripted_config)
     assert len(traces(scripted_config)) == len(server.requests) == 9
+    found = read_manifest(scripted_config.corpus_path)
+    assert found is not None
+    assert (found.figures["traces"], found.complete) == (9, False)
+    assert found.seconds > 2
     server.handler = server._answer
-    assert generate(scripted_config)[0].figures["traces"] == len(server.requests) == 12
+    manifest, _ = generate(scripted_config)
+    assert manifest.figures["traces"] == len(server.requests) == 12
+    assert manifest.seconds > found.seconds
 
 
 @pytest.mark.timeout(30)
 def test_a_second_signal_stops_at_once(server: ScriptedServer, scripted_config: RunConfig) -> None:
     """What was in flight is dropped and sent again later; what was answered is kept."""
-    signalled_at_six(server, signal.SIGINT, signal.SIGTERM)
+    signalled_at_six(server, (0.1, signal.SIGINT), (1.3, signal.SIGTERM))
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         generate(scripted_config)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 2
     assert len(traces(scripted_config)) == 5
     server.handler = server._answer
     assert generate(scripted_config)[0].figures["traces"] == 12
