@@ -43,7 +43,7 @@ class PromptsConfig(Section, frozen=True, kw_only=True):
     field: str | None
     """The column that holds the prompt, as text or messages; null finds it by the file's first row."""
     on_bad_row: OnBadRow
-    """refuse: a row that gives no prompt is an error before anything is sent; skip: it is left out, counted."""
+    """refuse: a row that gives no prompt is an error before anything is sent; skip: it is left out."""
     limit: int | None
     """At most this many prompts become traces; null takes all that are not held out."""
     heldout: int

@@ -7,7 +7,6 @@ fields that this row hasn't. Where a table can't nest, or doesn't, the columns o
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -20,12 +19,13 @@ from synthgen.corpus.files import in_units
 from synthgen.errors import InputError
 from synthgen.sources.rows import BadRow, Row
 
-NESTED = ("messages", "conversations", "turns", "body", "instances", "tools", "sampling")
+NESTED = {"messages", "conversations", "turns", "body", "instances", "tools", "sampling"}
 """Columns whose text may be JSON."""
 ROWS_AT_ONCE = 256
-BLOCK_BYTES = 16 << 20
-"""Of a CSV, parsed at once; no row can be longer."""
-PARQUET_BUFFER_BYTES = 1 << 20
+BLOCK_BYTES = 4 << 20
+"""Of a CSV, parsed at once, and some dozens of them read ahead; no row can be longer."""
+BUFFER_BYTES = 1 << 20
+"""Of each column of a Parquet file. Without it, or with pre_buffer, whole row groups are held."""
 
 
 def read_parquet(path: Path, prompts: frozenset[str], others: frozenset[str]) -> Iterator[Row | BadRow]:
@@ -35,16 +35,17 @@ def read_parquet(path: Path, prompts: frozenset[str], others: frozenset[str]) ->
     or pyarrow isn't installed.
     """
     parquet = _pyarrow(path, "parquet")
-    with _readable(path, "Parquet"), parquet.ParquetFile(path, buffer_size=PARQUET_BUFFER_BYTES) as file:
-        names = _distinct(path, file.schema_arrow.names)
-        read = prompts | others if prompts & set(names) else frozenset(names)
-        columns = [name for name in names if name in read]
-        batches = file.iter_batches(batch_size=ROWS_AT_ONCE, columns=columns)
-        for number, values in enumerate(_plain(batches), 1):
-            if isinstance(values, str):
-                yield BadRow(number, values)
-            else:
-                yield _row(number, {name: _pruned(value) for name, value in values.items()})
+    number = 0
+    try:
+        with parquet.ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False) as file:
+            names = _distinct(path, file.schema_arrow.names)
+            read = prompts | others if prompts & set(names) else frozenset(names)
+            columns = [name for name in names if name in read]
+            for values in _plain(file.iter_batches(batch_size=ROWS_AT_ONCE, columns=columns)):
+                number += 1
+                yield BadRow(number, values) if isinstance(values, str) else _row(number, _pruned(values))
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, "Parquet", number, error) from error
 
 
 def read_csv(path: Path) -> Iterator[Row | BadRow]:
@@ -54,13 +55,16 @@ def read_csv(path: Path) -> Iterator[Row | BadRow]:
     """
     ragged: deque[BadRow] = deque()
     number = 0
-    with _readable(path, "CSV"), _open_csv(path, ragged) as batches:
-        for cells in _plain(batches):
-            number += 1
-            while ragged and ragged[0].number == number:
-                yield ragged.popleft()
+    try:
+        with _open_csv(path, ragged) as batches:
+            for cells in _plain(batches):
                 number += 1
-            yield BadRow(number, cells) if isinstance(cells, str) else _cells_row(number, cells)
+                while ragged and ragged[0].number == number:
+                    yield ragged.popleft()
+                    number += 1
+                yield BadRow(number, cells) if isinstance(cells, str) else _cells_row(number, cells)
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, "CSV", number, error) from error
     yield from ragged
 
 
@@ -97,16 +101,13 @@ def _pyarrow(path: Path, name: str) -> Any:
         ) from error
 
 
-@contextlib.contextmanager
-def _readable(path: Path, name: str) -> Iterator[None]:
-    """Turn pyarrow's errors, which are OSErrors and ValueErrors, into one that names the file."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        if "straddl" in reason:
-            reason = f"a row is longer than {in_units(BLOCK_BYTES)}, or a quote is never closed"
-        raise InputError(f"{path}: can't be read as {name}: {reason}") from error
+def _unreadable(path: Path, name: str, number: int, error: OSError | ValueError) -> InputError:
+    """An error of pyarrow, which are OSErrors and ValueErrors, in one line that says how far it went."""
+    reason = str(error).splitlines()[0]
+    if "straddl" in reason:
+        reason = f"a row is longer than {in_units(BLOCK_BYTES)}, or a quote is never closed"
+    after = f" after row {number}" if number else ""
+    return InputError(f"{path}: can't be read as {name}{after}: {reason}")
 
 
 def _distinct(path: Path, names: list[str]) -> list[str]:
@@ -136,13 +137,15 @@ def _plain_row(batch: Any) -> dict[str, Any] | str:
     return values
 
 
-def _pruned(value: Any) -> Any:
-    """A value without the nulls of its structs."""
+def _pruned(row: dict[str, Any]) -> dict[str, Any]:
+    """A row without the nulls of its structs."""
+    return {name: _without_nulls(value) for name, value in row.items()}
+
+
+def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _pruned(inner) for key, inner in value.items() if inner is not None}
-    if isinstance(value, list):
-        return [_pruned(inner) for inner in value]
-    return value
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _cells_row(number: int, cells: dict[str, bytes | None]) -> Row | BadRow:
@@ -156,8 +159,8 @@ def _cells_row(number: int, cells: dict[str, bytes | None]) -> Row | BadRow:
 
 
 def _row(number: int, values: dict[str, Any]) -> Row | BadRow:
-    for name in NESTED:
-        value = values.get(name)
+    for name in NESTED & values.keys():
+        value = values[name]
         if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
             try:
                 values[name] = msgspec.json.decode(value)

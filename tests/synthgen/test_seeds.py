@@ -53,15 +53,10 @@ def test_the_domain_is_the_rows_own_or_the_files(tmp_path: Path) -> None:
         ('{"prompt": a}', r"p\.jsonl:2:12: not JSON: JSON is malformed"),
         ("[1]", r"p\.jsonl:2:1: a line is a JSON object, this is list"),
         ('{"text": "a"}', r"p\.jsonl:2:1: no prompt: has none of messages, prompt, .* keys: text"),
-        (
-            '{"messages": [{"role": "user", "content": 3}]}',
-            r"p\.jsonl:2:1: Expected `str \| null`, got `int`",
-        ),
         ('{"prompt": "x", "sampling": {"top_p": 0}}', r"p\.jsonl:2:1: sampling\.top_p 0\.0 is not above 0"),
         ('{"prompt": "x", "sampling": {"temperature": -1}}', r"2:1: sampling\.temperature -1\.0 is negative"),
         ('{"prompt": "x", "sampling": {"max_tokens": 0}}', r"2:1: sampling\.max_tokens 0 is less than 1"),
         ('{"prompt": "x", "sampling": {"top_k": 5}}', r"p\.jsonl:2:1: .*unknown field `top_k`"),
-        ('{"messages": [{"role": "assistant", "content": "x"}]}', r"p\.jsonl:2:1: a prompt ends with a user"),
     ],
 )
 def test_a_broken_line_is_named_by_file_line_and_column(tmp_path: Path, line: str, message: str) -> None:
@@ -95,6 +90,25 @@ def prompts_config(files: tuple[str, ...], limit: int | None) -> PromptsConfig:
 def prompts_file(path: Path, count: int) -> str:
     """A file of `count` different prompts."""
     return str(write(path, *(f'{{"prompt": "q{i}"}}' for i in range(count))))
+
+
+def test_rows_that_are_left_out_are_told_at_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line a file, on stderr; the other prompts are split as ever."""
+    file = write(tmp_path / "p.jsonl", '{"prompt": "a"}', "[1]", '{"prompt": "b"}', '{"question": "c"}')
+    config = PromptsConfig(files=(str(file),), field=None, on_bad_row="skip", limit=None, heldout=1)
+    assert len(split_prompts(config, seed=1).corpus) == 1
+    expected = "p.jsonl: 2 of 4 rows left out, first at row 2: a line is a JSON object, this is list\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_a_column_can_be_named_for_all_files(tmp_path: Path) -> None:
+    """Instead of the one that would be found."""
+    file = write(tmp_path / "p.jsonl", '{"prompt": "a", "text": "b"}', '{"prompt": "a", "text": "c"}')
+    config = PromptsConfig(files=(str(file),), field="text", on_bad_row="refuse", limit=None, heldout=1)
+    split = split_prompts(config, seed=1)
+    assert {p.messages[0].content for p in (*split.corpus, *split.heldout)} == {"b", "c"}
 
 
 def test_the_split_is_by_content_and_disjoint(tmp_path: Path) -> None:
