@@ -102,7 +102,8 @@ def print_report(report: Report, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
         return
-    out = Console(width=min(Console().width, WIDTH), highlight=False)
+    terminal = Console()
+    out = Console(width=min(terminal.width, WIDTH) if terminal.is_terminal else WIDTH, highlight=False)
     out.print(_files_table(report))
     for file in report.files:
         if file.note:

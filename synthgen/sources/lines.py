@@ -18,6 +18,8 @@ from synthgen.sources.rows import BadRow, Row
 
 LINE_LIMIT_BYTES = 64 << 20
 """The longest line that is held in memory."""
+PIECE_BYTES = 1 << 20
+"""Of a longer one, as it is passed over."""
 
 
 def read_lines(path: Path) -> Iterator[Row | BadRow]:
@@ -36,7 +38,7 @@ def read_lines(path: Path) -> Iterator[Row | BadRow]:
 
 
 def _pass_over_rest(file: BinaryIO) -> None:
-    while (rest := file.readline(LINE_LIMIT_BYTES)) and not rest.endswith(b"\n"):
+    while (rest := file.readline(PIECE_BYTES)) and not rest.endswith(b"\n"):
         pass
 
 

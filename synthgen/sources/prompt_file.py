@@ -75,16 +75,19 @@ class PromptFile:
 
     def _read(self) -> Iterator[Row | BadRow]:
         try:
-            self.path.open("rb").close()
+            if self.format is Format.JSONL:
+                yield from read_lines(self.path)
+            elif not _is_empty(self.path):
+                yield from self._read_table()
         except OSError as error:
             known = "prompts.files must name JSONL, Parquet or CSV files"
             raise InputError(f"{self.path}: {error.strerror}: {known}") from error
-        if not self.path.stat().st_size:
-            return iter(())
-        if self.format is Format.PARQUET:
-            prompts = COLUMNS if self._field is None else (self._field,)
-            return read_parquet(self.path, frozenset(prompts), frozenset(OTHER_COLUMNS))
-        return read_csv(self.path) if self.format is Format.CSV else read_lines(self.path)
+
+    def _read_table(self) -> Iterator[Row | BadRow]:
+        if self.format is Format.CSV:
+            return read_csv(self.path)
+        prompts = COLUMNS if self._field is None else (self._field,)
+        return read_parquet(self.path, frozenset(prompts), frozenset(OTHER_COLUMNS))
 
     def _leave_out(self, row: BadRow) -> None:
         if self._on_bad_row == "refuse":
@@ -109,6 +112,11 @@ class PromptFile:
                 f"name the column with prompts.field"
             )
         return self.shape
+
+
+def _is_empty(path: Path) -> bool:
+    with path.open("rb") as file:
+        return not file.read(1)
 
 
 def _prompt(row: dict[str, Any], shape: Shape, path: Path) -> SeedPrompt:

@@ -21,6 +21,8 @@ from synthgen.sources.rows import BadRow, Row
 
 NESTED = {"messages", "conversations", "turns", "body", "instances", "tools", "sampling"}
 """Columns whose text may be JSON."""
+UNREADABLE = (OSError, ValueError, NotImplementedError)
+"""What pyarrow raises, in classes of its own, for a file it can't read."""
 ROWS_AT_ONCE = 256
 BLOCK_BYTES = 4 << 20
 """Of a CSV, parsed at once, and some dozens of them read ahead; no row can be longer."""
@@ -44,7 +46,7 @@ def read_parquet(path: Path, prompts: frozenset[str], others: frozenset[str]) ->
             for values in _plain(file.iter_batches(batch_size=ROWS_AT_ONCE, columns=columns)):
                 number += 1
                 yield BadRow(number, values) if isinstance(values, str) else _row(number, _pruned(values))
-    except (OSError, ValueError) as error:
+    except UNREADABLE as error:
         raise _unreadable(path, "Parquet", number, error) from error
 
 
@@ -63,7 +65,7 @@ def read_csv(path: Path) -> Iterator[Row | BadRow]:
                     yield ragged.popleft()
                     number += 1
                 yield BadRow(number, cells) if isinstance(cells, str) else _cells_row(number, cells)
-    except (OSError, ValueError) as error:
+    except UNREADABLE as error:
         raise _unreadable(path, "CSV", number, error) from error
     yield from ragged
 
@@ -101,8 +103,8 @@ def _pyarrow(path: Path, name: str) -> Any:
         ) from error
 
 
-def _unreadable(path: Path, name: str, number: int, error: OSError | ValueError) -> InputError:
-    """An error of pyarrow, which are OSErrors and ValueErrors, in one line that says how far it went."""
+def _unreadable(path: Path, name: str, number: int, error: Exception) -> InputError:
+    """An error of pyarrow in one line that says how far it went."""
     reason = str(error).splitlines()[0]
     if "straddl" in reason:
         reason = f"a row is longer than {in_units(BLOCK_BYTES)}, or a quote is never closed"
