@@ -1,7 +1,7 @@
 # What people and CI run. `make demo` and `make test` need nothing but Python 3.11+, git and make.
 PYTHON ?= python3
 VENV ?= .venv
-# Prompts of `make real`: any JSONL files. The ones written for this project are the default.
+# Prompts of `make real`: any files of prompts. The ones written for this project are the default.
 # SmolLM2 has no tool calls, so those prompts are left out.
 PROMPTS ?= $(filter-out %/tool_use.jsonl,$(wildcard prompts/seeds/*.jsonl))
 

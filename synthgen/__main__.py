@@ -25,6 +25,7 @@ from synthgen.plan import as_figures
 from synthgen.plan import plan as plan_run
 from synthgen.plan_table import print_plan
 from synthgen.preview import preview as preview_prompts
+from synthgen.prompts import print_report, read_report
 from synthgen.run import print_commands, print_summary
 from synthgen.run import run as run_stages
 from synthgen.tally import Tally
@@ -69,6 +70,25 @@ def serve(
             while True:
                 process.require_alive()
                 time.sleep(1.0)
+
+
+@app.command()
+def prompts(
+    config: Config,
+    set_: Overrides = [],  # noqa: B006
+    count: Annotated[
+        int, typer.Option(help="Show this many prompts, the first of each file in turn.", min=0)
+    ] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+) -> None:
+    """Show what is understood of the run's prompt files: format, shape, domains, rows left out. No server.
+
+    Examples: `synthgen prompts my.yaml --set "prompts.files=[my.parquet]"`,
+    `synthgen prompts my.yaml --set prompts.field=text --set prompts.on_bad_row=skip --json`
+    """
+    with exits():
+        report = read_report(load_config(config, tuple(set_)).prompts, count)
+        print_report(report, as_json=as_json)
 
 
 @app.command()

@@ -65,7 +65,7 @@ def scripted_config(
     prompts.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
     demo_values["verifier"]["served_name"] = MODEL
     demo_values["server"]["base_urls"] = [server.base_url]
-    demo_values["prompts"] = {"files": [str(prompts)], "limit": None, "heldout": 2}
+    demo_values["prompts"] |= {"files": [str(prompts)], "limit": None, "heldout": 2}
     demo_values["generate"] |= {"concurrency": 4, "down_wait_s": 20, "retry_attempts": 2, "retry_seconds": 5}
     demo_values["accept"] |= {"prompts": 2, "single_prompts": 2}
     return load_config(write_config(demo_values))

@@ -43,7 +43,15 @@ ORDER = [
     "synthgen.mock.requests",
     "synthgen.mock.endpoints",
     "synthgen.mock_server",
+    "synthgen.sources",
+    "synthgen.sources.rows",
+    "synthgen.sources.lines",
+    "synthgen.sources.tables",
+    "synthgen.sources.shapes",
+    "synthgen.sources.batch",
+    "synthgen.sources.prompt_file",
     "synthgen.seeds",
+    "synthgen.prompts",
     "synthgen.traces",
     "synthgen.limiter",
     "synthgen.pool",
@@ -81,7 +89,7 @@ ORDER = [
     "eagle.__main__",
 ]
 
-HEAVY = {"torch", "transformers", "vllm", "datasets"}
+HEAVY = {"torch", "transformers", "vllm", "datasets", "pyarrow"}
 SHARED = ("synthgen.errors", "synthgen.corpus", "synthgen.client")
 
 

@@ -32,11 +32,18 @@ class VerifierConfig(Section, frozen=True, kw_only=True):
     """Whether vLLM may run code that ships with the checkpoint. Nothing else ever does."""
 
 
+OnBadRow = Literal["refuse", "skip"]
+
+
 class PromptsConfig(Section, frozen=True, kw_only=True):
     """Which prompts are sent."""
 
     files: tuple[str, ...]
-    """JSONL files."""
+    """JSONL, Parquet (.parquet) or CSV (.csv) files; `synthgen prompts` shows what is understood of them."""
+    field: str | None
+    """The column that holds the prompt, as text or messages; null finds it by the file's first row."""
+    on_bad_row: OnBadRow
+    """refuse: a row that gives no prompt is an error before anything is sent; skip: it is left out."""
     limit: int | None
     """At most this many prompts become traces; null takes all that are not held out."""
     heldout: int
@@ -47,7 +54,7 @@ class PromptsConfig(Section, frozen=True, kw_only=True):
         if self.limit is not None:
             _positive(self, "limit")
         if not self.files:
-            raise ValueError("files is empty: name at least one JSONL file of prompts")
+            raise ValueError("files is empty: name at least one file of prompts")
 
 
 class ServerConfig(Section, frozen=True, kw_only=True):

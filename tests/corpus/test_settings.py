@@ -63,6 +63,7 @@ def test_a_value_of_the_wrong_type_is_named_with_its_path(
 @pytest.mark.parametrize(
     ("section", "key", "value", "message"),
     [
+        ("prompts", "on_bad_row", "warn", r"`prompts\.on_bad_row`: Invalid enum value 'warn'"),
         ("generate", "concurrency", 0, r"`generate`: concurrency 0 must be more than 0"),
         ("generate", "top_p", 1.5, r"`generate`: temperature 0\.7 or top_p 1\.5 is out of range"),
         (

@@ -1,0 +1,1 @@
+"""Prompt files, whatever their format and shape, to seed prompts."""

@@ -1,0 +1,145 @@
+"""A file of prompts: its format by its name, its shape by its first row, each row a prompt or a reason.
+
+`domain` names the kind of prompt; without it `category` is taken, then `source`, else the file's name.
+`tools` are OpenAI function tools. `sampling` overrides the run's temperature, top_p, max_tokens or thinking
+for this prompt.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from synthgen.corpus.records import Message, SamplingOverride, SeedPrompt, seed_id
+from synthgen.corpus.sections import OnBadRow
+from synthgen.errors import InputError
+from synthgen.sources.batch import require_honoured, sampling_of
+from synthgen.sources.lines import read_lines
+from synthgen.sources.rows import BadRow, Row
+from synthgen.sources.shapes import COLUMNS, OTHER_COLUMNS, Kind, Shape, detect, messages_of
+from synthgen.sources.tables import read_csv, read_parquet
+
+
+class Format(enum.StrEnum):
+    """How rows are written."""
+
+    JSONL = "JSONL"
+    PARQUET = "Parquet"
+    CSV = "CSV"
+
+
+FORMATS = {".parquet": Format.PARQUET, ".csv": Format.CSV}
+"""By the end of a file's name; any other is JSONL."""
+
+
+class PromptFile:
+    """A file to iterate over once; what it was is known at the end, its shape from the first prompt on.
+
+    Raises InputError when the file can't be read or is empty and, unless bad rows are skipped, at the first
+    of them, with its row and the column where that is known.
+    """
+
+    def __init__(self, path: Path, field: str | None = None, on_bad_row: OnBadRow = "refuse") -> None:
+        self.path = path
+        self.format = FORMATS.get(path.suffix.lower(), Format.JSONL)
+        self.shape: Shape | None = None
+        self.rows = 0
+        self.left_out = 0
+        self.first_left_out: BadRow | None = None
+        self._field = field
+        self._on_bad_row = on_bad_row
+        self._first_row = 0
+
+    def __iter__(self) -> Iterator[SeedPrompt]:
+        for row in self._read():
+            self.rows += 1
+            prompt = row if isinstance(row, BadRow) else self._prompt(row)
+            if isinstance(prompt, SeedPrompt):
+                yield prompt
+            else:
+                self._leave_out(prompt)
+        if not self.rows:
+            raise InputError(f"{self.path}: is empty: it has no row")
+
+    @property
+    def note(self) -> str:
+        """What was left out, in one line; empty when nothing was."""
+        if self.first_left_out is None:
+            return ""
+        first = f"first at row {self.first_left_out.number}: {self.first_left_out.reason}"
+        return f"{self.path.name}: {self.left_out:,} of {self.rows:,} rows left out, {first}"
+
+    def _read(self) -> Iterator[Row | BadRow]:
+        try:
+            if self.format is Format.JSONL:
+                yield from read_lines(self.path)
+            elif not _is_empty(self.path):
+                yield from self._read_table()
+        except OSError as error:
+            known = "prompts.files must name JSONL, Parquet or CSV files"
+            raise InputError(f"{self.path}: {error.strerror}: {known}") from error
+
+    def _read_table(self) -> Iterator[Row | BadRow]:
+        if self.format is Format.CSV:
+            return read_csv(self.path)
+        prompts = COLUMNS if self._field is None else (self._field,)
+        return read_parquet(self.path, frozenset(prompts), frozenset(OTHER_COLUMNS))
+
+    def _leave_out(self, row: BadRow) -> None:
+        if self._on_bad_row == "refuse":
+            raise InputError(f"{self.path}:{row.where}: {row.reason}")
+        self.left_out += 1
+        self.first_left_out = self.first_left_out or row
+
+    def _prompt(self, row: Row) -> SeedPrompt | BadRow:
+        try:
+            return _prompt(row.values, self._shape_of(row), self.path)
+        except (msgspec.ValidationError, ValueError) as error:
+            return BadRow(row.number, str(error), 1 if self.format is Format.JSONL else None)
+
+    def _shape_of(self, row: Row) -> Shape:
+        """The row's shape, which is that of the whole file."""
+        shape = detect(row.values, self._field)
+        if self.shape is None:
+            self.shape, self._first_row = shape, row.number
+        elif shape != self.shape:
+            raise ValueError(
+                f"{shape}, but row {self._first_row} has {self.shape}: one file has one shape; split it, or "
+                f"name the column with prompts.field"
+            )
+        return self.shape
+
+
+def _is_empty(path: Path) -> bool:
+    with path.open("rb") as file:
+        return not file.read(1)
+
+
+def _prompt(row: dict[str, Any], shape: Shape, path: Path) -> SeedPrompt:
+    asked_tools, asked_sampling = row.get("tools"), row.get("sampling")
+    if shape.kind is Kind.BATCH:
+        body = row[shape.column]
+        require_honoured(row, body)
+        asked_tools, asked_sampling = body.get("tools"), sampling_of(body)
+    messages = msgspec.convert(messages_of(row, shape), tuple[Message, ...])
+    tools = msgspec.convert(asked_tools or (), tuple[dict[str, Any], ...])
+    sampling = msgspec.convert(asked_sampling, SamplingOverride | None)
+    if messages and messages[-1].role == "user" and not (messages[-1].content or "").strip():
+        raise ValueError("the prompt is empty")
+    return SeedPrompt(
+        id=seed_id(messages, tools, sampling),
+        source=path.name,
+        domain=_domain(row) or path.stem,
+        messages=messages,
+        tools=tools,
+        sampling=sampling,
+    )
+
+
+def _domain(row: dict[str, Any]) -> str:
+    source = row.get("source")
+    return str(row.get("domain") or row.get("category") or (source if isinstance(source, str) else ""))
