@@ -18,14 +18,7 @@ REMEDY = "or choose another run_dir"
 
 def lock(file: int, path: Path) -> None:
     """Lock an open file. Raises ArtifactError when another process holds it, or the disk has no locks."""
-    try:
-        taken = _flocked(file, fcntl.LOCK_EX)
-    except OSError as error:
-        raise ArtifactError(
-            f"{path}: can't be locked: {error.strerror}. Two processes could write it: set run_dir to a disk "
-            f"with file locks"
-        ) from error
-    if not taken:
+    if not _flocked(file, path, fcntl.LOCK_EX | fcntl.LOCK_NB):
         raise ArtifactError(f"{path}: another process is writing it: wait until it ends, {REMEDY}")
 
 
@@ -37,7 +30,7 @@ def claimed(directory: Path, parts: int) -> Iterator[None]:
     """
     with _opened(directory / "lock") as (file, path):
         give_up = time.monotonic() + PATIENCE_S
-        while (held := _claim(file, parts)) is not None:
+        while (held := _claim(file, path, parts)) is not None:
             if time.monotonic() > give_up:
                 said = f"another process is writing {held}: wait until it ends, {REMEDY}"
                 raise ArtifactError(f"{path}: {said}")
@@ -48,28 +41,33 @@ def claimed(directory: Path, parts: int) -> Iterator[None]:
 @contextlib.contextmanager
 def alone(directory: Path) -> Iterator[None]:
     """Wait until no other process is in such a block for `directory`."""
-    with _opened(directory / "manifest.lock") as (file, _):
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with _opened(directory / "manifest.lock") as (file, path):
+        _flocked(file, path, fcntl.LOCK_EX)
         yield
 
 
-def _claim(file: int, parts: int) -> str | None:
+def _claim(file: int, path: Path, parts: int) -> str | None:
     """Try once; return what somebody else holds. The first of several parts writes down their number."""
-    if _flocked(file, fcntl.LOCK_EX):
+    if _flocked(file, path, fcntl.LOCK_EX | fcntl.LOCK_NB):
         os.pwrite(file, f"{parts:<10}".encode(), 0)
-        if parts == 1 or _flocked(file, fcntl.LOCK_SH):
+        if parts == 1 or _flocked(file, path, fcntl.LOCK_SH | fcntl.LOCK_NB):
             return None
     found = int(os.pread(file, 10, 0) or b"1")
-    if parts > 1 and found == parts and _flocked(file, fcntl.LOCK_SH):
+    if parts > 1 and found == parts and _flocked(file, path, fcntl.LOCK_SH | fcntl.LOCK_NB):
         return None
     return "the whole corpus" if found == 1 else f"part of the corpus, as --shard i/{found}"
 
 
-def _flocked(file: int, kind: int) -> bool:
+def _flocked(file: int, path: Path, kind: int) -> bool:
     try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
+        fcntl.flock(file, kind)
     except BlockingIOError:
         return False
+    except OSError as error:
+        raise ArtifactError(
+            f"{path}: can't be locked: {error.strerror}. Two processes could write it: set run_dir to a disk "
+            f"with file locks"
+        ) from error
     return True
 
 
