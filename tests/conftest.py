@@ -19,9 +19,10 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(scope="session", autouse=True)
-def ctrl_c_works() -> None:
-    """Also where the tests run in the background of a script, for which shells ignore SIGINT."""
+def signals_arrive() -> None:
+    """Also where the tests run under nohup, or in the background of a script: those ignore some."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture

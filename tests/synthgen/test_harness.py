@@ -38,6 +38,12 @@ def asked(server: ScriptedServer) -> list[str]:
     return [body["messages"][0]["content"] for body in server.requests]
 
 
+def against_both(config: RunConfig, one: ScriptedServer, other: ScriptedServer) -> RunConfig:
+    """The same run on two servers."""
+    urls = (one.base_url, other.base_url)
+    return msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, base_urls=urls))
+
+
 def test_every_prompt_gets_one_trace(server: ScriptedServer, scripted_config: RunConfig) -> None:
     """Twelve prompts, twelve traces, two held out and never sent."""
     manifest, _ = generate(scripted_config)
@@ -164,12 +170,7 @@ def test_two_servers_share_the_requests_and_one_may_die(
     other = ScriptedServer()
     other.start()
     try:
-        both = msgspec.structs.replace(
-            scripted_config,
-            server=msgspec.structs.replace(
-                scripted_config.server, base_urls=(server.base_url, other.base_url)
-            ),
-        )
+        both = against_both(scripted_config, server, other)
 
         async def slow(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
             await asyncio.sleep(0.1)
@@ -198,12 +199,7 @@ def test_servers_that_differ_are_refused_with_the_field(
     other.tokenizer_suffix = [7]
     other.start()
     try:
-        both = msgspec.structs.replace(
-            scripted_config,
-            server=msgspec.structs.replace(
-                scripted_config.server, base_urls=(server.base_url, other.base_url)
-            ),
-        )
+        both = against_both(scripted_config, server, other)
         with pytest.raises(ServerMismatch, match=r"is another server than the run's: its tokenizer is"):
             generate(both)
     finally:
@@ -219,12 +215,7 @@ def test_a_server_that_comes_back_as_another_ends_the_run_after_what_is_in_fligh
     other = ScriptedServer()
     other.start()
     try:
-        both = msgspec.structs.replace(
-            scripted_config,
-            server=msgspec.structs.replace(
-                scripted_config.server, base_urls=(server.base_url, other.base_url)
-            ),
-        )
+        both = against_both(scripted_config, server, other)
 
         async def slow(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
             await asyncio.sleep(2)
