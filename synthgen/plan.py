@@ -7,13 +7,12 @@ and its speed replaces the assumed one.
 from __future__ import annotations
 
 import math
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from synthgen.corpus.config import RunConfig
-from synthgen.corpus.files import in_units
+from synthgen.corpus.files import free_bytes, in_units
 from synthgen.corpus.manifest import Manifest, read_manifest
 from synthgen.corpus.verifier_config import STATE_BYTES, read_shape
 from synthgen.errors import ConfigError
@@ -100,7 +99,7 @@ class Plan:
         return next(stage for stage in self.stages if stage.name == name)
 
 
-def plan(config: RunConfig, *, free_bytes: int | None = None) -> Plan:
+def plan(config: RunConfig, *, free: int | None = None) -> Plan:
     """The plan of a run. Raises InputError for broken prompts, ConfigError when no size is known."""
     rows = len(split_prompts(config.prompts, config.seed).corpus) * config.generate.samples_per_prompt
     hidden, rates = _hidden_size(config), rates_of(config)
@@ -114,7 +113,7 @@ def plan(config: RunConfig, *, free_bytes: int | None = None) -> Plan:
             _train(config, extract, hidden, rates),
             _accept(config, rates),
         ),
-        free_bytes=_free_bytes(config.run_path) if free_bytes is None else free_bytes,
+        free_bytes=free_bytes(config.run_path) if free is None else free,
         load_rate=rates.load_s,
     )
 
@@ -253,13 +252,6 @@ def _hidden_size(config: RunConfig) -> int:
             f"one of them, or the hidden states can't be sized"
         )
     return config.plan.hidden_size
-
-
-def _free_bytes(directory: Path) -> int:
-    probe = directory.absolute()
-    while not probe.exists():
-        probe = probe.parent
-    return shutil.disk_usage(probe).free
 
 
 def as_figures(made: Plan) -> dict[str, Any]:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from rich.table import Table
 
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import console
-from synthgen.corpus.files import in_units, require_free_disk
+from synthgen.corpus.files import free_bytes, in_units, require_free_disk
 from synthgen.corpus.manifest import read_manifest, require_manifest
 from synthgen.corpus.settings import save_config
 from synthgen.corpus.verifier_config import VerifierShape, read_shape
@@ -34,12 +33,6 @@ from synthgen.plan import StagePlan, plan
 DISK_WATCH_S = 5.0
 DISK_RESERVE_BYTES = 1 << 30
 """A stage is stopped when less than this is free: what it has in memory must still find its place."""
-ARTIFACTS: dict[str, Callable[[RunConfig], Path]] = {
-    "generate": lambda config: config.corpus_path,
-    "extract": lambda config: config.states_path,
-    "train": lambda config: config.checkpoints_path,
-    "accept": lambda config: config.accept_path,
-}
 WHAT = {"generate": "the traces", "extract": "the hidden states", "train": "the checkpoints"}
 ROWS_FAILED = 1
 """What `synthgen generate` ends with when some rows are failures."""
@@ -124,7 +117,8 @@ def require_fitting(config: RunConfig, shape: VerifierShape) -> None:
 
 def require_disk(config: RunConfig, stage: StagePlan) -> None:
     """Raise DiskError when a stage that isn't complete needs more disk than there is."""
-    made = read_manifest(ARTIFACTS[stage.name](config))
+    artifact = next(whole.artifact for whole in stages(config) if whole.command[1] == stage.name)
+    made = read_manifest(artifact)
     if stage.disk_bytes and (made is None or not made.complete):
         require_free_disk(config.run_path, stage.disk_bytes, WHAT[stage.name])
 
@@ -164,7 +158,7 @@ def _wait(child: subprocess.Popen[bytes], run_path: Path) -> int:
             code = child.wait(DISK_WATCH_S)
             break
         except subprocess.TimeoutExpired:
-            if not full and shutil.disk_usage(run_path).free < DISK_RESERVE_BYTES:
+            if not full and free_bytes(run_path) < DISK_RESERVE_BYTES:
                 full = True
                 child.terminate()
         except KeyboardInterrupt:

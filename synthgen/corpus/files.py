@@ -73,16 +73,21 @@ def sha256_of(path: Path) -> str:
 
 def require_free_disk(directory: Path, needed_bytes: int, what: str) -> None:
     """Raise DiskError unless `directory`'s disk holds `needed_bytes` more, with a tenth to spare."""
-    probe = directory.absolute()
-    while not probe.exists():
-        probe = probe.parent
-    free = shutil.disk_usage(probe).free
+    free = free_bytes(directory)
     if needed_bytes * SPARE > free:
         raise DiskError(
             f"{what} need {in_units(needed_bytes)} and a tenth to spare, but the disk of {directory} has "
             f"{in_units(free)} free: free some space, set run_dir to a larger disk, or lower "
             f"prompts.limit or generate.max_tokens"
         )
+
+
+def free_bytes(directory: Path) -> int:
+    """Free space on the disk where `directory` is, or will be."""
+    probe = directory.absolute()
+    while not probe.exists():
+        probe = probe.parent
+    return shutil.disk_usage(probe).free
 
 
 def in_units(num_bytes: float) -> str:

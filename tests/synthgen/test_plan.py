@@ -28,7 +28,7 @@ def kimi(tmp_path: Path, *overrides: str) -> RunConfig:
 
 def test_the_states_of_kimi_are_what_they_were(tmp_path: Path) -> None:
     """28 MiB for 512 tokens, 112 MiB for 2,048, 109.4 GiB for a thousand of those: 15 % of 736 free."""
-    made = plan(kimi(tmp_path), free_bytes=736 * GIB)
+    made = plan(kimi(tmp_path), free=736 * GIB)
     states = made.stage("extract")
     assert (states.rows, states.tokens) == (1000, 2_048_000)
     assert states.disk_bytes == 117_440_512_000
