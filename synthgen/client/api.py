@@ -199,7 +199,7 @@ class ApiClient:
             async with self._session.post(self._base_url + path, data=content, headers=JSON) as response:
                 body = await response.read()
         self._require_success(response.status, response.headers, body)
-        with _decode_errors(body):
+        with self._decode_errors(body):
             return msgspec.json.decode(body, type=kind)
 
     async def _stream_once(self, path: str, content: bytes) -> ChatReply:
@@ -208,7 +208,7 @@ class ApiClient:
             async with self._http.stream("POST", url, content=content, headers=JSON) as response:
                 body = await response.aread() if response.status_code != 200 else b""
                 self._require_success(response.status_code, response.headers, body)
-                with _decode_errors(b""):
+                with self._decode_errors(b""):
                     reply = await read_stream(response.aiter_bytes())
         if reply is None:
             raise _Transient(
@@ -218,6 +218,17 @@ class ApiClient:
                 reply_lost=True,
             )
         return reply
+
+    @contextlib.contextmanager
+    def _decode_errors(self, body: bytes) -> Iterator[None]:
+        try:
+            yield
+        except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+            unread = RequestFailed(
+                f"the reply can't be read: {error}", kind=FailureKind.MALFORMED, attempts=1
+            )
+            unread.reply = self._without_key(body.decode(errors="replace")) or None
+            raise unread from error
 
     def _without_key(self, text: str) -> str:
         """Some servers repeat the header that they refuse."""
@@ -297,16 +308,6 @@ def _transport_errors() -> Iterator[None]:
             may_be_down=True,
             reply_lost=not isinstance(error, aiohttp.ClientConnectorError | httpx2.ConnectError),
         ) from error
-
-
-@contextlib.contextmanager
-def _decode_errors(body: bytes) -> Iterator[None]:
-    try:
-        yield
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
-        unread = RequestFailed(f"the reply can't be read: {error}", kind=FailureKind.MALFORMED, attempts=1)
-        unread.reply = body.decode(errors="replace") or None
-        raise unread from error
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
