@@ -35,7 +35,7 @@ demo: setup
 
 real: setup $(smollm2)/config.json
 	@$(bin)/synthgen run configs/smollm2-135m.yaml \
-	    --set "prompts.files=[$(subst $(space),$(comma),$(strip $(PROMPTS)))]"
+	    --set "prompts.sources=[$(subst $(space),$(comma),$(strip $(PROMPTS)))]"
 
 $(smollm2)/config.json: models/smollm2-135m/fetch.sh models/smollm2-135m/convert.py
 	@models/smollm2-135m/fetch.sh $(bin)/python $(smollm2)

@@ -21,7 +21,7 @@ import torch
 from eagle.attention import Starts
 from eagle.draft import positions_of
 from eagle.shards import SampleStates
-from synthgen.corpus.records import Sample, SpanKind
+from synthgen.corpus.samples import Sample, SpanKind
 from synthgen.errors import ArtifactError
 
 

@@ -20,7 +20,7 @@ from torch import nn
 from eagle.attention import Starts, rotary_tables, rotate, ttt_attention
 from eagle.verifier import VerifierWeights
 from eagle.vocab import VocabMap
-from synthgen.corpus.sections import DraftConfig
+from synthgen.corpus.draft_sections import DraftConfig
 
 INIT_STD = 0.02
 INIT_LOGIT_STD = 2.0

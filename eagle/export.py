@@ -23,6 +23,7 @@ from eagle.verifier import read_weights
 from eagle.vocab import VocabMap, load_vocab
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import console
+from synthgen.corpus.draft_sections import DraftConfig
 from synthgen.corpus.files import directory_written_aside
 from synthgen.corpus.manifest import (
     Manifest,
@@ -34,7 +35,6 @@ from synthgen.corpus.manifest import (
     require_manifest,
     write_manifest,
 )
-from synthgen.corpus.sections import DraftConfig
 from synthgen.corpus.verifier_config import VerifierShape, read_shape
 from synthgen.errors import ArtifactError
 

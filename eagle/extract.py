@@ -37,8 +37,7 @@ from synthgen.corpus.manifest import (
     require_manifest,
     write_manifest,
 )
-from synthgen.corpus.records import Sample
-from synthgen.corpus.samples import read_samples
+from synthgen.corpus.samples import Sample, read_samples
 from synthgen.corpus.verifier_config import VerifierShape, read_shape
 from synthgen.errors import ArtifactError, ServerMismatch
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from eagle.draft import HEAD_NAME, Draft
-from synthgen.corpus.sections import TrainConfig
+from synthgen.corpus.draft_sections import TrainConfig
 
 
 @dataclass(frozen=True, slots=True)

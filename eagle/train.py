@@ -40,6 +40,7 @@ from eagle.verifier import read_weights
 from eagle.vocab import load_vocab, require_states, vocab_settings
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import bar, console, waiting
+from synthgen.corpus.draft_sections import TrainConfig
 from synthgen.corpus.journal import read_journal
 from synthgen.corpus.manifest import (
     Manifest,
@@ -52,7 +53,6 @@ from synthgen.corpus.manifest import (
     write_manifest,
 )
 from synthgen.corpus.samples import read_samples
-from synthgen.corpus.sections import TrainConfig
 from synthgen.corpus.verifier_config import read_shape
 from synthgen.errors import ArtifactError, ConfigError, TrainingError
 

@@ -27,8 +27,7 @@ from synthgen.corpus.manifest import (
     require_manifest,
     write_manifest,
 )
-from synthgen.corpus.records import Sample, SpanKind
-from synthgen.corpus.samples import read_samples
+from synthgen.corpus.samples import Sample, SpanKind, read_samples
 from synthgen.corpus.verifier_config import read_shape
 from synthgen.errors import ArtifactError, ConfigError
 

@@ -55,7 +55,7 @@ def read_report(config: PromptsConfig, count: int) -> Report:
     seen: set[str] = set()
     domains: Counter[str] = Counter()
     files, firsts = [], []
-    for name in config.files:
+    for name in config.sources:
         file = PromptFile(Path(name), config.field, config.on_bad_row)
         first, ids = _count(file, count, seen, domains)
         firsts.append(first)

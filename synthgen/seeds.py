@@ -32,12 +32,12 @@ def split_prompts(config: PromptsConfig, seed: int, heldout: tuple[SeedPrompt, .
     are left.
     """
     prompts: dict[str, SeedPrompt] = {}
-    for name in config.files:
+    for name in config.sources:
         for prompt in read_prompts(Path(name), config.field, config.on_bad_row):
             prompts.setdefault(prompt.id, prompt)
     if len(prompts) <= config.heldout:
         raise InputError(
-            f"{', '.join(config.files)}: {len(prompts)} different prompts, but prompts.heldout alone asks "
+            f"{', '.join(config.sources)}: {len(prompts)} different prompts, but prompts.heldout alone asks "
             f"for {config.heldout}: add prompts or lower it"
         )
 

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from synthgen.corpus.config import RunConfig
+from synthgen.corpus.sections import PromptsConfig
 from synthgen.corpus.settings import load_config
 from tests.scripted_server import MODEL, ScriptedServer
 
@@ -40,8 +41,24 @@ def demo_values(tmp_path: Path) -> dict[str, Any]:
     values: dict[str, Any] = yaml.safe_load((ROOT / "configs/demo.yaml").read_text())
     values["run_dir"] = str(tmp_path / "run")
     values["verifier"]["model"] = str(ROOT / "models/tiny-kimi")
-    values["prompts"]["files"] = [str(ROOT / "prompts/demo.jsonl")]
+    values["prompts"]["sources"] = [str(ROOT / "prompts/demo.jsonl")]
     return values
+
+
+def prompts_config(**changes: Any) -> PromptsConfig:
+    """A section `prompts` that takes all there is, with some of its keys otherwise."""
+    values: dict[str, Any] = {
+        "sources": (),
+        "field": None,
+        "on_bad_row": "refuse",
+        "near_duplicates": None,
+        "exclude": (),
+        "caps": {},
+        "strata": "proportional",
+        "limit": None,
+        "heldout": 1,
+    }
+    return PromptsConfig(**(values | changes))
 
 
 @pytest.fixture
@@ -66,7 +83,7 @@ def scripted_config(
     prompts.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
     demo_values["verifier"]["served_name"] = MODEL
     demo_values["server"]["base_urls"] = [server.base_url]
-    demo_values["prompts"] |= {"files": [str(prompts)], "limit": None, "heldout": 2}
+    demo_values["prompts"] |= {"sources": [str(prompts)], "limit": None, "heldout": 2}
     demo_values["generate"] |= {"concurrency": 4, "down_wait_s": 20, "retry_attempts": 2, "retry_seconds": 5}
     demo_values["accept"] |= {"prompts": 2, "single_prompts": 2}
     return load_config(write_config(demo_values))

@@ -7,18 +7,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from synthgen.corpus.sections import (
+from synthgen.corpus.draft_sections import (
     AcceptConfig,
     DraftConfig,
     ExtractConfig,
+    TrainConfig,
+    VocabConfig,
+)
+from synthgen.corpus.sections import (
+    ExportConfig,
     GenerateConfig,
+    MixConfig,
     PlanConfig,
     PromptsConfig,
+    ScreenConfig,
     Section,
     ServerConfig,
-    TrainConfig,
     VerifierConfig,
-    VocabConfig,
 )
 
 
@@ -31,6 +36,9 @@ class RunConfig(Section, frozen=True, kw_only=True):
     prompts: PromptsConfig
     server: ServerConfig
     generate: GenerateConfig
+    screen: ScreenConfig
+    mix: MixConfig
+    export: ExportConfig
     extract: ExtractConfig
     vocab: VocabConfig
     draft: DraftConfig
@@ -93,6 +101,46 @@ class RunConfig(Section, frozen=True, kw_only=True):
     def heldout_path(self) -> Path:
         """The prompts that are kept from the corpus."""
         return self.corpus_path / "heldout.jsonl"
+
+    @property
+    def prompts_path(self) -> Path:
+        """The prompts that were chosen from the sources."""
+        return self.run_path / "prompts"
+
+    @property
+    def screen_path(self) -> Path:
+        """The verdicts on the traces."""
+        return self.run_path / "screen"
+
+    @property
+    def verdicts_path(self) -> Path:
+        """One verdict a trace, in the order of the traces."""
+        return self.screen_path / "verdicts.jsonl"
+
+    @property
+    def rendered_path(self) -> Path:
+        """Replies that others wrote, with the ids the verifier's server gives them."""
+        return self.run_path / "rendered"
+
+    @property
+    def dataset_path(self) -> Path:
+        """The mixed samples."""
+        return self.run_path / "dataset"
+
+    @property
+    def train_path(self) -> Path:
+        """The samples that a draft is trained on."""
+        return self.dataset_path / "train.jsonl"
+
+    @property
+    def validation_path(self) -> Path:
+        """The samples that are held out of them."""
+        return self.dataset_path / "heldout.jsonl"
+
+    @property
+    def exports_path(self) -> Path:
+        """The dataset in the formats of others, one directory each."""
+        return self.run_path / "exports"
 
     @property
     def states_path(self) -> Path:

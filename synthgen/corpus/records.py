@@ -73,6 +73,8 @@ class SeedPrompt(Record, frozen=True, kw_only=True):
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...] = ()
     sampling: SamplingOverride | None = None
+    turns: tuple[str, ...] = ()
+    """User turns that follow, each sent after the model's own answer to what came before."""
 
     def __post_init__(self) -> None:
         if not self.messages or self.messages[-1].role not in ("user", "tool"):
@@ -118,6 +120,10 @@ class Trace(Record, frozen=True, kw_only=True, rename={"output": "output_token_i
 
     seed_id: str
     sample_index: int
+    turn: int = 0
+    """Number of the reply in its conversation: the messages hold as many earlier replies of the model."""
+    turns_left: int = 0
+    """User turns that were still to come."""
     source: str
     domain: str
     messages: tuple[Message, ...]
@@ -150,6 +156,11 @@ class Trace(Record, frozen=True, kw_only=True, rename={"output": "output_token_i
                 raise ValueError(f"{name} {index} is outside the {self.output_length} output tokens")
         if (self.finish is Finish.LENGTH) != (self.truncated_in is not None):
             raise ValueError(f"finish {self.finish} and truncated_in {self.truncated_in} disagree")
+
+    @property
+    def id(self) -> str:
+        """Its name, here and as a sample."""
+        return reply_id(self.seed_id, self.sample_index, self.turn)
 
     @property
     def output_token_ids(self) -> tuple[int, ...]:
@@ -201,58 +212,28 @@ class Failure(Record, frozen=True, kw_only=True):
         return (self.seed_id, self.sample_index)
 
 
-class SpanKind(enum.StrEnum):
-    """What a supervised stretch of tokens is."""
-
-    THINKING = "thinking"
-    RESPONSE = "response"
-    TOOL = "tool"
+def reply_id(seed: str, sample_index: int, turn: int = 0) -> str:
+    """The id of a reply: prompt and sample index, and after the first turn its number."""
+    return f"{seed}-{sample_index}.{turn}" if turn else f"{seed}-{sample_index}"
 
 
-class Span(Record, frozen=True, kw_only=True):
-    """Tokens [start, end) of a sample, supervised as `kind`."""
+def prompt_key(messages: tuple[Message, ...]) -> str:
+    """What makes two conversations the same prompt: the words of the first user message, as 16 hex digits.
 
-    start: int
-    end: int
-    kind: SpanKind
-
-
-class Sample(Record, frozen=True, kw_only=True):
-    """Token ids with the spans that are supervised. The spans are the loss mask; nothing else is."""
-
-    id: str
-    domain: str
-    token_ids: tuple[int, ...]
-    spans: tuple[Span, ...]
-
-    def __post_init__(self) -> None:
-        end = 0
-        for span in self.spans:
-            if not end <= span.start < span.end <= len(self.token_ids):
-                raise ValueError(f"span {span.start}:{span.end} overlaps, is empty or leaves the tokens")
-            end = span.end
-
-    def cut(self, num_tokens: int) -> Sample:
-        """The sample's first `num_tokens` tokens: an exact prefix with the spans that are left of it."""
-        if len(self.token_ids) <= num_tokens:
-            return self
-        spans = (
-            Span(start=span.start, end=min(span.end, num_tokens), kind=span.kind)
-            for span in self.spans
-            if span.start < num_tokens
-        )
-        return Sample(
-            id=self.id, domain=self.domain, token_ids=self.token_ids[:num_tokens], spans=tuple(spans)
-        )
+    Case and blanks make no difference, nor does the system prompt; later turns belong to the same prompt.
+    """
+    first = next((message.content for message in messages if message.role == "user"), None) or ""
+    return hashlib.sha256(" ".join(first.casefold().split()).encode()).hexdigest()[:16]
 
 
 def seed_id(
     messages: tuple[Message, ...],
     tools: tuple[dict[str, Any], ...] = (),
     sampling: SamplingOverride | None = None,
+    turns: tuple[str, ...] = (),
 ) -> str:
     """The id of a prompt: 16 hex digits of the sha256 of its canonical JSON."""
-    parts = (messages, tools) if sampling is None else (messages, tools, sampling)
+    parts = (messages, tools, *(part for part in (sampling, turns) if part))
     content = msgspec.json.encode(parts, order="deterministic")
     return hashlib.sha256(content).hexdigest()[:16]
 

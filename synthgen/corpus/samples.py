@@ -2,10 +2,92 @@
 
 from __future__ import annotations
 
+import enum
 from pathlib import Path
+from typing import Any
 
 from synthgen.corpus.journal import read_journal
-from synthgen.corpus.records import Sample, Span, SpanKind, Trace
+from synthgen.corpus.records import Finish, Message, Record, Sampling, ToolCall, Trace, TruncatedIn
+
+
+class SpanKind(enum.StrEnum):
+    """What a supervised stretch of tokens is."""
+
+    THINKING = "thinking"
+    RESPONSE = "response"
+    TOOL = "tool"
+
+
+class Span(Record, frozen=True, kw_only=True):
+    """Tokens [start, end) of a sample, supervised as `kind`."""
+
+    start: int
+    end: int
+    kind: SpanKind
+
+
+class Sample(Record, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """Token ids with the spans that are supervised. The spans are the loss mask; nothing else is.
+
+    This much of a dataset's row is what training reads.
+    """
+
+    id: str
+    domain: str
+    token_ids: tuple[int, ...]
+    spans: tuple[Span, ...]
+
+    def __post_init__(self) -> None:
+        end = 0
+        for span in self.spans:
+            if not end <= span.start < span.end <= len(self.token_ids):
+                raise ValueError(f"span {span.start}:{span.end} overlaps, is empty or leaves the tokens")
+            end = span.end
+
+    def cut(self, num_tokens: int) -> Sample:
+        """The sample's first `num_tokens` tokens: an exact prefix with the spans that are left of it."""
+        if len(self.token_ids) <= num_tokens:
+            return self
+        spans = (
+            Span(start=span.start, end=min(span.end, num_tokens), kind=span.kind)
+            for span in self.spans
+            if span.start < num_tokens
+        )
+        return Sample(
+            id=self.id, domain=self.domain, token_ids=self.token_ids[:num_tokens], spans=tuple(spans)
+        )
+
+
+class Origin(enum.StrEnum):
+    """Who wrote the supervised tokens of a row."""
+
+    NATIVE = "native"
+    """The verifier, as its server sampled them."""
+    VERBATIM = "verbatim"
+    """Somebody else; the verifier's server gave them their ids."""
+
+
+class DatasetRow(Sample, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A sample with where it comes from and what it says, as it stands in a dataset."""
+
+    part: str
+    """The part of the mix."""
+    source: str
+    origin: Origin
+    prompt: str
+    """`prompt_key` of its conversation; all rows of one prompt are on the same side of the split."""
+    messages: tuple[Message, ...]
+    """What was answered."""
+    tools: tuple[dict[str, Any], ...] = ()
+    thinking: str | None = None
+    response: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    finish: Finish = Finish.STOP
+    truncated_in: TruncatedIn | None = None
+    sampling: Sampling | None = None
+    """None for a verbatim reply."""
+    server: str
+    """Digest of the fingerprint of the server whose ids these are."""
 
 
 def sample_of(trace: Trace) -> Sample:
@@ -16,7 +98,7 @@ def sample_of(trace: Trace) -> Sample:
     """
     offset = len(trace.prompt_token_ids)
     return Sample(
-        id=f"{trace.seed_id}-{trace.sample_index}",
+        id=trace.id,
         domain=trace.domain,
         token_ids=trace.prompt_token_ids + trace.output_token_ids,
         spans=tuple(

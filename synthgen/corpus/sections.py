@@ -10,9 +10,19 @@ from typing import Literal
 
 import msgspec
 
+from synthgen.corpus.verdicts import DropReason
+
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of every section of the YAML."""
+
+
+def positive(section: Section, *names: str) -> None:
+    """Raise ValueError naming the first of these keys that is not above zero."""
+    for name in names:
+        value = getattr(section, name)
+        if value <= 0:
+            raise ValueError(f"{name} {value} must be more than 0")
 
 
 class VerifierConfig(Section, frozen=True, kw_only=True):
@@ -38,23 +48,38 @@ OnBadRow = Literal["refuse", "skip"]
 class PromptsConfig(Section, frozen=True, kw_only=True):
     """Which prompts are sent."""
 
-    files: tuple[str, ...]
-    """JSONL, Parquet (.parquet) or CSV (.csv) files; `synthgen prompts` shows what is understood of them."""
+    sources: tuple[str, ...]
+    """JSONL, Parquet (.parquet) or CSV (.csv) files, and hub datasets as hub:ID:SPLIT or hub:ID:CONFIG:SPLIT,
+    with ID@REVISION to pin one; `synthgen prompts` shows what is understood of them."""
     field: str | None
-    """The column that holds the prompt, as text or messages; null finds it by the file's first row."""
+    """The column that holds the prompt, as text or messages; null finds it by the source's first row."""
     on_bad_row: OnBadRow
     """refuse: a row that gives no prompt is an error before anything is sent; skip: it is left out."""
+    near_duplicates: float | None
+    """Of two prompts whose words are this much alike (Jaccard index of 3-word shingles, by MinHash), one is
+    dropped; 1 is the same words; null drops only equal prompts."""
+    exclude: tuple[str, ...]
+    """Sources whose prompts, or near duplicates of them, must not be used: benchmarks, held-out sets."""
+    caps: dict[str, int]
+    """At most this many prompts of a domain (of open-perfectblend: of a source)."""
+    strata: Literal["proportional", "even"]
+    """How `limit` is shared out among domains: as large as each is, or the same as far as they last."""
     limit: int | None
     """At most this many prompts become traces; null takes all that are not held out."""
     heldout: int
     """This many prompts are kept from the corpus, chosen by hash, for the acceptance."""
 
     def __post_init__(self) -> None:
-        _positive(self, "heldout")
+        positive(self, "heldout")
         if self.limit is not None:
-            _positive(self, "limit")
-        if not self.files:
-            raise ValueError("files is empty: name at least one file of prompts")
+            positive(self, "limit")
+        if not self.sources:
+            raise ValueError("sources is empty: name at least one file or hub dataset of prompts")
+        if self.near_duplicates is not None and not 0 < self.near_duplicates <= 1:
+            raise ValueError(f"near_duplicates {self.near_duplicates} is not above 0 and at most 1")
+        for domain, most in self.caps.items():
+            if most < 0:
+                raise ValueError(f"caps.{domain} {most} is negative")
 
 
 class ServerConfig(Section, frozen=True, kw_only=True):
@@ -86,15 +111,15 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     start_timeout_s: float
 
     def __post_init__(self) -> None:
-        for name in (
+        positive(
+            self,
             "max_model_len_tokens",
             "max_num_seqs",
             "max_num_batched_tokens",
             "kv_cache_gib",
             "tensor_parallel_size",
             "start_timeout_s",
-        ):
-            _positive(self, name)
+        )
         if not 1 <= self.port <= 65500:
             raise ValueError(f"port {self.port} is not between 1 and 65500")
 
@@ -128,152 +153,85 @@ class GenerateConfig(Section, frozen=True, kw_only=True):
     """Port of a Prometheus endpoint on the loopback address; null for none."""
 
     def __post_init__(self) -> None:
-        for name in (
+        positive(
+            self,
             "max_tokens",
             "samples_per_prompt",
             "max_concurrency",
             "retry_attempts",
             "seconds_per_token",
             "segment_mib",
-        ):
-            _positive(self, name)
+        )
         if self.concurrency != "auto":
-            _positive(self, "concurrency")
+            positive(self, "concurrency")
         if self.temperature < 0 or not 0 < self.top_p <= 1:
             raise ValueError(f"temperature {self.temperature} or top_p {self.top_p} is out of range")
         if self.temperature == 0 and self.samples_per_prompt > 1:
             raise ValueError("temperature 0 gives the same reply each time: set samples_per_prompt to 1")
 
 
-class ExtractConfig(Section, frozen=True, kw_only=True):
-    """The verifier's hidden states that the draft is trained on."""
+class ScreenConfig(Section, frozen=True, kw_only=True):
+    """Which traces are kept from the dataset; they stay in the corpus."""
 
-    aux_layers: tuple[int, int, int]
-    """vLLM's ids: k is the state before layer index k. Kimi-K2.5: 2, 30, 58."""
+    drop: tuple[DropReason, ...]
+    """The rules that drop a trace; what the others find is only noted."""
     max_seq_tokens: int
-    """Samples are cut to this many tokens."""
-    shard_tokens: int
-    """Tokens in one file of states."""
-    concurrency: int
+    """A trace with more tokens, prompt and reply, is over-long."""
 
     def __post_init__(self) -> None:
-        for name in ("max_seq_tokens", "shard_tokens", "concurrency"):
-            _positive(self, name)
-        if not 0 < self.aux_layers[0] < self.aux_layers[1] < self.aux_layers[2]:
-            raise ValueError(f"aux_layers {list(self.aux_layers)} must be positive and rising")
+        positive(self, "max_seq_tokens")
 
 
-class VocabConfig(Section, frozen=True, kw_only=True):
-    """The draft's vocabulary: the verifier's tokens that the supervised text uses most."""
+class MixPart(Section, frozen=True, kw_only=True):
+    """One part of the dataset. It has `traces` or `replies`, not both."""
 
-    size: int
-
-    def __post_init__(self) -> None:
-        _positive(self, "size")
-
-
-class DraftConfig(Section, frozen=True, kw_only=True):
-    """The draft: one Llama decoder layer on the verifier's hidden size."""
-
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    rope_theta: float
-    max_position_embeddings: int
-    rms_norm_eps: float
-    norm_before_residual: bool
-    """Whether the residual starts after the hidden norm (speculators) or before it (EAGLE-3)."""
-    fc_norm: bool
-    """EAGLE-3.1: an RMSNorm for each aux state before `fc`."""
-    norm_output: bool
-    """EAGLE-3.1: the next step is fed the state after the final norm instead of before it."""
+    name: str
+    share: float
+    """Part of the dataset that comes from here; all shares make 1."""
+    traces: tuple[str, ...] | None
+    """Traces of these prompt sources; [] takes all that no other part names."""
+    replies: str | None
+    """A file or hub dataset of conversations whose replies are used as they are."""
 
     def __post_init__(self) -> None:
-        for name in ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"):
-            _positive(self, name)
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_attention_heads {self.num_attention_heads} is no multiple of num_key_value_heads "
-                f"{self.num_key_value_heads}"
-            )
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim {self.head_dim} is odd: rotary embedding turns pairs")
+        positive(self, "share")
+        if (self.traces is None) == (self.replies is None):
+            raise ValueError(f"part {self.name!r} must have either traces or replies, and null for the other")
 
 
-class TrainConfig(Section, frozen=True, kw_only=True):
-    """EAGLE-3 training."""
+class MixConfig(Section, frozen=True, kw_only=True):
+    """How traces and other replies become one dataset."""
 
-    device: Literal["cpu", "cuda"]
-    compute_dtype: Literal["bfloat16", "float32"]
-    """Weights are float32 masters whatever this is."""
-    epochs: int
-    batch_tokens: int
-    """Tokens packed into one optimizer step."""
-    max_seq_tokens: int
-    """A longer sample is cut; no more than batch_tokens."""
-    ttt_steps: int
-    """Training-time-test steps; step s is trained on what serving sees at draft position s."""
-    ttt_decay: float
-    """Weight of step s is ttt_decay ** s, normalised to sum 1."""
-    optimizer: Literal["muon", "adamw"]
-    """muon: Muon for the layer's matrices and AdamW for the rest."""
-    learning_rate: float
-    adamw_learning_rate: float
-    """For what Muon does not take; unused with adamw."""
-    weight_decay: float
-    warmup_fraction: float
-    """Part of the steps over which the rate rises; then it falls linearly to zero."""
-    grad_clip_norm: float
-    head: Literal["trained", "frozen"]
-    """The draft head starts as the verifier's rows; frozen keeps it there."""
-    checkpoint_steps: int
-    """Steps between checkpoints; the last step always has one."""
-    log_steps: int
+    unit: Literal["tokens", "rows"]
+    """What shares are of: supervised tokens, or rows."""
+    parts: tuple[MixPart, ...]
+    heldout_fraction: float
+    """Part of the prompts whose samples are held out of training, for validation."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "epochs",
-            "batch_tokens",
-            "max_seq_tokens",
-            "ttt_steps",
-            "ttt_decay",
-            "learning_rate",
-            "grad_clip_norm",
-            "checkpoint_steps",
-            "log_steps",
-        ):
-            _positive(self, name)
-        if not 0 <= self.warmup_fraction < 1:
-            raise ValueError(f"warmup_fraction {self.warmup_fraction} is not in [0, 1)")
-        if self.max_seq_tokens > self.batch_tokens:
-            raise ValueError(
-                f"max_seq_tokens {self.max_seq_tokens} is more than batch_tokens {self.batch_tokens}: "
-                f"a sample must fit in a batch"
-            )
+        names = [part.name for part in self.parts]
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"parts must be there and have names of their own, these are {names}")
+        total = sum(part.share for part in self.parts)
+        if abs(total - 1) > 1e-6:
+            raise ValueError(f"the shares of parts make {total:g}, not 1")
+        if sum(part.traces == () for part in self.parts) > 1:
+            raise ValueError("only one part can have traces: [], which takes what no other part names")
+        if not 0 <= self.heldout_fraction < 1:
+            raise ValueError(f"heldout_fraction {self.heldout_fraction} is not in [0, 1)")
+
+    @property
+    def replies(self) -> tuple[MixPart, ...]:
+        """The parts whose replies others wrote."""
+        return tuple(part for part in self.parts if part.replies is not None)
 
 
-class AcceptConfig(Section, frozen=True, kw_only=True):
-    """The live measurement of the draft: greedy, on the held-out prompts."""
+class ExportConfig(Section, frozen=True, kw_only=True):
+    """What a dataset card says that nothing else knows."""
 
-    num_draft_tokens: int
-    max_tokens: int
-    prompts: int
-    """Held-out prompts for the acceptance length."""
-    concurrency: int
-    """Requests in flight while acceptance is counted."""
-    single_prompts: int
-    """Prompts sent one at a time to compare outputs and speed with and without the draft."""
-    rounds: int
-    """Times the speed comparison is repeated; servers take turns."""
-    untrained: bool
-    """Whether the same draft before training is measured too."""
-    servers_at_once: bool
-    """Whether all servers fit beside each other; false starts one after the other."""
-
-    def __post_init__(self) -> None:
-        for name in ("num_draft_tokens", "max_tokens", "prompts", "concurrency", "single_prompts", "rounds"):
-            _positive(self, name)
+    title: str
+    license: str | None
+    """Licence of the dataset as the hub writes it (apache-2.0, cc-by-4.0, other); null leaves it open."""
 
 
 class PlanConfig(Section, frozen=True, kw_only=True):
@@ -290,13 +248,6 @@ class PlanConfig(Section, frozen=True, kw_only=True):
     train_tokens_per_s: float
 
     def __post_init__(self) -> None:
-        for name in ("load_s", "generate_tokens_per_s", "prefill_tokens_per_s", "train_tokens_per_s"):
-            _positive(self, name)
+        positive(self, "load_s", "generate_tokens_per_s", "prefill_tokens_per_s", "train_tokens_per_s")
         if self.hidden_size is not None:
-            _positive(self, "hidden_size")
-
-
-def _positive(section: Section, name: str) -> None:
-    value = getattr(section, name)
-    if value <= 0:
-        raise ValueError(f"{name} {value} must be more than 0")
+            positive(self, "hidden_size")

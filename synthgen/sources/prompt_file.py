@@ -80,7 +80,7 @@ class PromptFile:
             elif not _is_empty(self.path):
                 yield from self._read_table()
         except OSError as error:
-            known = "prompts.files must name JSONL, Parquet or CSV files"
+            known = "prompts.sources must name JSONL, Parquet or CSV files"
             raise InputError(f"{self.path}: {error.strerror}: {known}") from error
 
     def _read_table(self) -> Iterator[Row | BadRow]:

@@ -6,19 +6,8 @@ from typing import Any
 
 import pytest
 
-from synthgen.corpus.records import (
-    Finish,
-    Message,
-    Sample,
-    Sampling,
-    Span,
-    SpanKind,
-    Timing,
-    Trace,
-    TruncatedIn,
-    seed_id,
-)
-from synthgen.corpus.samples import sample_of
+from synthgen.corpus.records import Finish, Message, Sampling, Timing, Trace, TruncatedIn, seed_id
+from synthgen.corpus.samples import Sample, Span, SpanKind, sample_of
 from synthgen.corpus.token_ids import encode_ids
 
 THINK_END, TOOL = 90, 91

@@ -102,11 +102,11 @@ def test_overrides_are_laid_over_the_file(demo_values: dict[str, Any], write_con
     """`--set a.b=c` takes YAML values."""
     path = write_config(demo_values)
     config = load_config(
-        path, ("generate.temperature=1", "prompts.limit=null", "prompts.files=[a.jsonl,b.jsonl]")
+        path, ("generate.temperature=1", "prompts.limit=null", "prompts.sources=[a.jsonl,b.jsonl]")
     )
     assert config.generate.temperature == 1.0
     assert config.prompts.limit is None
-    assert config.prompts.files == ("a.jsonl", "b.jsonl")
+    assert config.prompts.sources == ("a.jsonl", "b.jsonl")
 
 
 @pytest.mark.parametrize(

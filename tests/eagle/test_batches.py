@@ -22,7 +22,7 @@ from eagle.batches import (
     plan_epoch,
 )
 from eagle.shards import SampleStates
-from synthgen.corpus.records import Sample, Span, SpanKind
+from synthgen.corpus.samples import Sample, Span, SpanKind
 from synthgen.errors import ArtifactError
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from eagle.draft import Draft, build_draft, positions_of, unroll
 from eagle.verifier import VerifierWeights
 from eagle.vocab import build_vocab
-from synthgen.corpus.sections import DraftConfig
+from synthgen.corpus.draft_sections import DraftConfig
 from synthgen.corpus.settings import load_config
 from synthgen.plan import trained_parameters
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from eagle.extract import check_states, take_states
-from synthgen.corpus.records import Sample
+from synthgen.corpus.samples import Sample
 from synthgen.errors import ArtifactError
 
 SAMPLE = Sample(id="s-0", domain="d", token_ids=(5, 6, 7), spans=())

@@ -17,7 +17,7 @@ from eagle.export import write_draft
 from eagle.taps import TapPoints
 from eagle.verifier import read_weights
 from eagle.vocab import build_vocab
-from synthgen.corpus.sections import DraftConfig
+from synthgen.corpus.draft_sections import DraftConfig
 from synthgen.corpus.verifier_config import read_shape
 
 transformers = pytest.importorskip("transformers")

@@ -18,7 +18,7 @@ from eagle.vocab import (
     save_vocab,
 )
 from synthgen.corpus.files import sha256_of
-from synthgen.corpus.records import Sample, Span, SpanKind
+from synthgen.corpus.samples import Sample, Span, SpanKind
 from synthgen.errors import ArtifactError, ConfigError
 from tests.eagle.tiny import tiny_config, write_run
 

@@ -67,7 +67,7 @@ def config(demo_values: dict[str, Any], write_config: Any, tmp_path: Any) -> Run
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(f'{{"prompt": "q{i}"}}\n' for i in range(PROMPTS + 2)))
     demo_values["verifier"]["served_name"] = "mock"
-    demo_values["prompts"] |= {"files": [str(prompts)], "limit": None, "heldout": 2}
+    demo_values["prompts"] |= {"sources": [str(prompts)], "limit": None, "heldout": 2}
     demo_values["generate"] |= {"retry_attempts": 2, "retry_seconds": 5, "concurrency": 16, "down_wait_s": 30}
     demo_values["accept"] |= {"prompts": 2, "single_prompts": 2}
     return load_config(write_config(demo_values))

@@ -461,7 +461,7 @@ def test_prompts_that_were_held_out_stay_held_out(
     before = list(read_journal(scripted_config.heldout_path, SeedPrompt))
     more = tmp_path / "more.jsonl"
     more.write_text("".join(f'{{"prompt": "new {i}"}}\n' for i in range(30)))
-    files = (*scripted_config.prompts.files, str(more))
+    files = (*scripted_config.prompts.sources, str(more))
     larger = msgspec.structs.replace(
         scripted_config, prompts=msgspec.structs.replace(scripted_config.prompts, files=files)
     )

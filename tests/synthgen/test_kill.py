@@ -46,7 +46,7 @@ def config(demo_values: dict[str, Any], write_config: Any, tmp_path: Path, serve
     prompts.write_text("".join(f'{{"prompt": "q{i}"}}\n' for i in range(ROWS + 1)))
     demo_values["verifier"]["served_name"] = "mock"
     demo_values["server"]["base_urls"] = [server.base_url]
-    demo_values["prompts"] |= {"files": [str(prompts)], "limit": None, "heldout": 1}
+    demo_values["prompts"] |= {"sources": [str(prompts)], "limit": None, "heldout": 1}
     demo_values["generate"] |= {"concurrency": 4}
     demo_values["accept"] |= {"prompts": 1, "single_prompts": 1}
     return load_config(write_config(demo_values))

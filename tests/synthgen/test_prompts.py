@@ -11,8 +11,8 @@ import yaml
 from typer.testing import CliRunner
 
 from synthgen.__main__ import app
-from synthgen.corpus.sections import PromptsConfig
 from synthgen.prompts import FileReport, read_report
+from tests.conftest import prompts_config
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def files(tmp_path: Path) -> tuple[str, str]:
 
 def test_files_and_domains_are_counted_and_examples_taken_in_turn(files: tuple[str, str]) -> None:
     """A prompt that two files have counts for the first, as in a run."""
-    config = PromptsConfig(files=files, field=None, on_bad_row="skip", limit=None, heldout=1)
+    config = prompts_config(sources=files, on_bad_row="skip")
     report = read_report(config, 3)
     assert report.files == (
         FileReport(
@@ -58,7 +58,7 @@ def test_the_command_shows_tables_and_examples(
     demo_values: dict[str, Any], files: tuple[str, str], tmp_path: Path
 ) -> None:
     """Within 100 columns; an example ends after 300 characters."""
-    demo_values["prompts"] |= {"files": list(files), "on_bad_row": "skip"}
+    demo_values["prompts"] |= {"sources": list(files), "on_bad_row": "skip"}
     code, out, _ = invoke(demo_values, tmp_path / "c.yaml", "--count", "4")
     assert code == 0
     assert max(len(line) for line in out.splitlines()) <= 100
@@ -73,7 +73,7 @@ def test_the_command_gives_one_json_object(
     demo_values: dict[str, Any], files: tuple[str, str], tmp_path: Path
 ) -> None:
     """The first 300 characters are for the eye; here prompts are whole."""
-    demo_values["prompts"] |= {"files": [files[0]]}
+    demo_values["prompts"] |= {"sources": [files[0]]}
     code, out, _ = invoke(demo_values, tmp_path / "c.yaml", "--count", "1", "--json")
     assert code == 0
     assert msgspec.json.decode(out) == {
@@ -105,7 +105,7 @@ def test_the_command_refuses_as_a_run_would(
     demo_values: dict[str, Any], files: tuple[str, str], tmp_path: Path
 ) -> None:
     """Exit code 2, one line with file and row."""
-    demo_values["prompts"] |= {"files": list(files)}
+    demo_values["prompts"] |= {"sources": list(files)}
     code, out, error = invoke(demo_values, tmp_path / "c.yaml")
     assert (code, out) == (2, "")
     assert error.startswith(f"error: {files[1]}:2: no prompt: ")

@@ -70,7 +70,7 @@ def test_the_untrained_draft_is_a_stage_only_when_wanted(
             "synthgen generate",
         ),
         (
-            ("synthgen", "run", "configs/demo.yaml", "--set", "prompts.files=[x.jsonl]"),
+            ("synthgen", "run", "configs/demo.yaml", "--set", "prompts.sources=[x.jsonl]"),
             2,
             "x.jsonl: No such file",
         ),

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from synthgen.corpus.records import Message
-from synthgen.corpus.sections import PromptsConfig
 from synthgen.errors import InputError
 from synthgen.seeds import read_prompts, split_prompts
+from tests.conftest import prompts_config
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -82,11 +82,6 @@ def test_a_missing_or_empty_file_is_named(tmp_path: Path, content: str | None, m
         list(read_prompts(tmp_path / "p.jsonl"))
 
 
-def prompts_config(files: tuple[str, ...], limit: int | None) -> PromptsConfig:
-    """Five prompts held out, shapes detected, bad rows refused."""
-    return PromptsConfig(files=files, field=None, on_bad_row="refuse", limit=limit, heldout=5)
-
-
 def prompts_file(path: Path, count: int) -> str:
     """A file of `count` different prompts."""
     return str(write(path, *(f'{{"prompt": "q{i}"}}' for i in range(count))))
@@ -97,7 +92,7 @@ def test_rows_that_are_left_out_are_told_at_the_end(
 ) -> None:
     """One line a file, on stderr; the other prompts are split as ever."""
     file = write(tmp_path / "p.jsonl", '{"prompt": "a"}', "[1]", '{"prompt": "b"}', '{"question": "c"}')
-    config = PromptsConfig(files=(str(file),), field=None, on_bad_row="skip", limit=None, heldout=1)
+    config = prompts_config(sources=(str(file),), on_bad_row="skip")
     assert len(split_prompts(config, seed=1).corpus) == 1
     expected = "p.jsonl: 2 of 4 rows left out, first at row 2: a line is a JSON object, this is list\n"
     assert capsys.readouterr().err == expected
@@ -106,7 +101,7 @@ def test_rows_that_are_left_out_are_told_at_the_end(
 def test_a_column_can_be_named_for_all_files(tmp_path: Path) -> None:
     """Instead of the one that would be found."""
     file = write(tmp_path / "p.jsonl", '{"prompt": "a", "text": "b"}', '{"prompt": "a", "text": "c"}')
-    config = PromptsConfig(files=(str(file),), field="text", on_bad_row="refuse", limit=None, heldout=1)
+    config = prompts_config(sources=(str(file),), field="text")
     split = split_prompts(config, seed=1)
     assert {p.messages[0].content for p in (*split.corpus, *split.heldout)} == {"b", "c"}
 
@@ -114,8 +109,8 @@ def test_a_column_can_be_named_for_all_files(tmp_path: Path) -> None:
 def test_the_split_is_by_content_and_disjoint(tmp_path: Path) -> None:
     """Reordering the files or doubling a prompt moves nothing."""
     one, two = prompts_file(tmp_path / "a.jsonl", 20), prompts_file(tmp_path / "b.jsonl", 30)
-    split = split_prompts(prompts_config(files=(one, two), limit=None), seed=1)
-    other = split_prompts(prompts_config(files=(two, one), limit=None), seed=1)
+    split = split_prompts(prompts_config(sources=(one, two), heldout=5), seed=1)
+    other = split_prompts(prompts_config(sources=(two, one), heldout=5), seed=1)
     heldout, corpus = {p.id for p in split.heldout}, {p.id for p in split.corpus}
     assert (len(heldout), len(corpus)) == (5, 25)
     assert not heldout & corpus
@@ -126,9 +121,9 @@ def test_the_split_is_by_content_and_disjoint(tmp_path: Path) -> None:
 def test_a_limit_takes_a_prefix_and_another_seed_draws_otherwise(tmp_path: Path) -> None:
     """Raising the limit later only adds prompts."""
     files = (prompts_file(tmp_path / "a.jsonl", 30),)
-    small = split_prompts(prompts_config(files=files, limit=4), seed=1).corpus
-    large = split_prompts(prompts_config(files=files, limit=9), seed=1).corpus
-    other = split_prompts(prompts_config(files=files, limit=4), seed=2).corpus
+    small = split_prompts(prompts_config(sources=files, limit=4, heldout=5), seed=1).corpus
+    large = split_prompts(prompts_config(sources=files, limit=9, heldout=5), seed=1).corpus
+    other = split_prompts(prompts_config(sources=files, limit=4, heldout=5), seed=2).corpus
     assert large[:4] == small
     assert other != small
 
@@ -137,7 +132,7 @@ def test_too_few_prompts_are_refused_with_both_numbers(tmp_path: Path) -> None:
     """Nothing would be left for the corpus."""
     files = (prompts_file(tmp_path / "a.jsonl", 5),)
     with pytest.raises(InputError, match=r"5 different prompts, but prompts\.heldout alone asks for 5"):
-        split_prompts(prompts_config(files=files, limit=None), seed=1)
+        split_prompts(prompts_config(sources=files, limit=None, heldout=5), seed=1)
 
 
 def test_the_prompts_that_come_along_are_many_and_all_different() -> None:
