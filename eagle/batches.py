@@ -195,18 +195,18 @@ def find_targets(batch: Batch, steps: int) -> Targets:
 def join_all(
     states: Iterable[SampleStates], samples: dict[str, Sample], max_seq_tokens: int
 ) -> list[Document]:
-    """Every sample that has states and something to learn.
+    """Every sample that has states and something to learn; states of samples that are gone are passed over.
 
-    Raises ArtifactError for states without a sample, or when nothing is left.
+    Raises ArtifactError when nothing is left.
     """
-    documents = []
-    for one in states:
-        if one.sample_id not in samples:
-            raise ArtifactError(
-                f"sample {one.sample_id} has states but no trace in the corpus: the two are of different "
-                f"runs; remove the states and extract them again"
-            )
-        documents.append(join(one, samples[one.sample_id], max_seq_tokens))
+    documents = [
+        join(one, samples[one.sample_id], max_seq_tokens) for one in states if one.sample_id in samples
+    ]
+    if not documents:
+        raise ArtifactError(
+            "none of the states is of a sample of this dataset: the two are of different runs; remove the "
+            "states and extract them again"
+        )
     kept = [d for d in documents if has_targets(d)]
     if not kept:
         raise ArtifactError(

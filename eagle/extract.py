@@ -46,12 +46,12 @@ FILE_WAIT_S = 60.0
 
 
 def extract(config: RunConfig) -> Manifest:
-    """Bring the shards up to the corpus; return their manifest.
+    """Bring the shards up to the dataset; return their manifest.
 
     Raises ArtifactError when the shards there don't fit or a sample's states aren't its own, DiskError
     when the disk is too small, both before a server is started.
     """
-    corpus = require_manifest(config.corpus_path, "synthgen generate CONFIG")
+    dataset = require_manifest(config.dataset_path, "synthgen mix CONFIG")
     shape = read_shape(Path(config.verifier.model))
     taps = TapPoints(aux=config.extract.aux_layers, num_layers=shape.num_layers)
     settings = _settings(config, taps)
@@ -59,7 +59,7 @@ def extract(config: RunConfig) -> Manifest:
     if before is not None:
         require_fit(config.states_path, before, settings=settings, inputs=before.inputs)
     todo = _missing(config)
-    inputs = {"corpus": digest_of(corpus)}
+    inputs = {"dataset": digest_of(dataset)}
     if not todo and before is not None and before.complete and before.inputs == inputs:
         console.print(f"extract: {config.states_path} has all {before.figures['samples']} samples")
         return before
@@ -92,7 +92,7 @@ def _missing(config: RunConfig) -> list[Sample]:
     have = {sample_id for entry in entries for sample_id in entry.sample_ids}
     return [
         sample
-        for sample in read_samples(config.traces_path, config.extract.max_seq_tokens)
+        for sample in read_samples(config.train_path, config.extract.max_seq_tokens)
         if sample.id not in have
     ]
 

@@ -232,13 +232,11 @@ def train_settings(config: RunConfig) -> dict[str, Any]:
 def read_documents(config: RunConfig) -> list[Document]:
     """Every sample with states and something to learn, by id, so that the shards' order doesn't matter.
 
-    Raises ArtifactError when a shard is damaged or its token ids aren't the corpus'.
+    Raises ArtifactError when a shard is damaged or its token ids aren't the dataset's.
     """
     for entry in read_index(config.states_path):
         verify_shard(config.states_path, entry)
-    samples = {
-        sample.id: sample for sample in read_samples(config.traces_path, config.extract.max_seq_tokens)
-    }
+    samples = {sample.id: sample for sample in read_samples(config.train_path, config.extract.max_seq_tokens)}
     documents = join_all(read_all(config.states_path), samples, config.train.max_seq_tokens)
     hidden_size = read_shape(Path(config.verifier.model)).hidden_size
     found = documents[0].states_T4H.shape[-1]

@@ -141,13 +141,13 @@ def require_states(config: RunConfig) -> Manifest:
         "taps": states.settings["taps"] | {"ids": layers},
         "max_seq_tokens": config.extract.max_seq_tokens,
     }
-    corpus = require_manifest(config.corpus_path, "synthgen generate CONFIG")
+    dataset = require_manifest(config.dataset_path, "synthgen mix CONFIG")
     require_fit(
         config.states_path,
         states,
         settings=states.settings | wanted,
-        inputs={"corpus": digest_of(corpus)},
-        remedy="run `eagle extract CONFIG` to bring it up to the corpus",
+        inputs={"dataset": digest_of(dataset)},
+        remedy="run `eagle extract CONFIG` to bring it up to the dataset",
     )
     return states
 
@@ -167,11 +167,11 @@ def make_vocab(config: RunConfig) -> Manifest:
         require_fit(config.vocab_path, found, settings=settings, inputs=inputs)
         if found.complete:
             return found
-    samples = read_samples(config.traces_path, config.extract.max_seq_tokens)
+    samples = read_samples(config.train_path, config.extract.max_seq_tokens)
     counts_V = count_supervised(samples, read_shape(Path(config.verifier.model)).vocab_size)
     if not counts_V.any():
         raise ArtifactError(
-            f"{config.corpus_path}: none of the {len(samples)} samples has a supervised token: "
+            f"{config.dataset_path}: none of the {len(samples)} samples has a supervised token: "
             f"generate traces and extract their states first"
         )
     vocab = build_vocab(counts_V, config.vocab.size)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
+from synthgen.corpus.console import tables
 from synthgen.corpus.files import SPARE, in_units
 from synthgen.panel import duration
 from synthgen.plan import Plan
@@ -13,7 +13,7 @@ from synthgen.plan import Plan
 
 def print_plan(plan: Plan, *, explain: bool = False, stderr: bool = False) -> None:
     """Print at most 100 columns wide."""
-    out = Console(width=min(Console().width, 100), highlight=False, stderr=stderr)
+    out = tables(stderr=stderr)
     out.print(_table(plan))
     out.print(_disk(plan))
     out.print(_time(plan))

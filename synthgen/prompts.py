@@ -11,15 +11,14 @@ from collections import Counter
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from synthgen.corpus.console import tables
 from synthgen.corpus.records import SeedPrompt
 from synthgen.corpus.sections import PromptsConfig
 from synthgen.sources.prompt_file import PromptFile
 
-WIDTH = 100
 EXAMPLE_CHARACTERS = 300
 DOMAINS_SHOWN = 20
 
@@ -102,8 +101,7 @@ def print_report(report: Report, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
         return
-    terminal = Console()
-    out = Console(width=min(terminal.width, WIDTH) if terminal.is_terminal else WIDTH, highlight=False)
+    out = tables()
     out.print(_files_table(report))
     for file in report.files:
         if file.note:

@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from synthgen.corpus.config import RunConfig
-from synthgen.corpus.console import console
+from synthgen.corpus.console import console, tables
 from synthgen.corpus.files import free_bytes, in_units, require_free_disk
 from synthgen.corpus.manifest import read_manifest, require_manifest
 from synthgen.corpus.settings import save_config
@@ -63,6 +62,9 @@ def stages(config: RunConfig) -> list[Stage]:
     """The stages of a run, in order."""
     line = [
         Stage(("synthgen", "generate"), config.corpus_path),
+        Stage(("synthgen", "screen"), config.screen_path),
+        *([Stage(("synthgen", "render"), config.rendered_path)] if config.mix.replies else []),
+        Stage(("synthgen", "mix"), config.dataset_path),
         Stage(("eagle", "extract"), config.states_path),
         Stage(("eagle", "vocab"), config.vocab_path),
         Stage(("eagle", "train"), config.checkpoints_path),
@@ -178,6 +180,7 @@ def summary(config: RunConfig) -> dict[str, Any]:
     corpus, accepted = by_path[config.corpus_path].figures, by_path[config.accept_path].figures
     return {
         "traces": corpus["traces"],
+        "rows": by_path[config.dataset_path].figures["rows"],
         "thinking_tokens": corpus["thinking_tokens"],
         "response_tokens": corpus["response_tokens"],
         "vocab_coverage": by_path[config.vocab_path].figures["coverage"],
@@ -191,8 +194,7 @@ def summary(config: RunConfig) -> dict[str, Any]:
 
 def print_summary(config: RunConfig, line: dict[str, Any]) -> None:
     """One table of the run, then `line` as JSON: the last line of stdout."""
-    out = Console(width=min(Console().width, 100), highlight=False)
-    out.print(_table(config, line))
+    tables().print(_table(config, line))
     sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
 
 
@@ -209,6 +211,7 @@ def _table(config: RunConfig, line: dict[str, Any]) -> Table:
     table.add_column("measured")
     for name, text in (
         ("traces", f"{line['traces']:,}"),
+        ("rows to train on", f"{line['rows']:,}"),
         ("thinking / response tokens", f"{line['thinking_tokens']:,} / {line['response_tokens']:,}"),
         ("draft vocabulary", f"{vocab['size']:,} tokens, {vocab['coverage']:.1%} of the supervised text"),
         ("hidden states", f"{in_units(states['bytes'])} for {states['tokens']:,} tokens"),

@@ -1,6 +1,6 @@
 """What a person sees: progress bars, plain lines when it isn't a terminal, errors, exit codes.
 
-Everything here goes to stderr; stdout is for results that a script may read.
+All but `tables` goes to stderr; stdout is for results.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from rich.progress import TimeRemainingColumn as Eta
 from synthgen.errors import DiskError, SynthgenError
 
 PLAIN_SECONDS = 10.0
+WIDTH = 100
 
 
 class _Stderr:
@@ -40,6 +41,13 @@ class _Stderr:
 
 
 console = Console(file=cast(TextIO, _Stderr()), highlight=False)
+
+
+def tables(*, stderr: bool = False) -> Console:
+    """Where results go: stdout, at most 100 columns, also where there is no terminal to ask."""
+    terminal = Console(stderr=stderr)
+    width = min(terminal.width, WIDTH) if terminal.is_terminal else WIDTH
+    return Console(width=width, highlight=False, stderr=stderr)
 
 
 class Bar:

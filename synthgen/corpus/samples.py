@@ -91,41 +91,46 @@ class DatasetRow(Sample, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def sample_of(trace: Trace) -> Sample:
-    """Lay a trace's prompt and output end to end and mark what the model itself wrote.
-
-    The thinking span ends after `</think>`; a tool section ends thinking too when the model opens
-    it without `</think>`. Every output token is in exactly one span, the closing token included.
-    """
-    offset = len(trace.prompt_token_ids)
+    """Lay a trace's prompt and output end to end and mark what the model itself wrote."""
+    offset, length = len(trace.prompt_token_ids), trace.output_length
     return Sample(
         id=trace.id,
         domain=trace.domain,
         token_ids=trace.prompt_token_ids + trace.output_token_ids,
-        spans=tuple(
-            Span(start=offset + start, end=offset + end, kind=kind)
-            for start, end, kind in _output_spans(trace)
-            if start < end
-        ),
+        spans=spans_of(offset, length, trace.sampling.thinking, trace.think_end, trace.tool_start),
     )
 
 
-def read_samples(traces: Path, max_tokens: int) -> list[Sample]:
-    """A corpus as samples, each cut to `max_tokens`; those that are cut before their reply are left out."""
-    samples = (sample_of(trace) for trace in read_journal(traces, Trace))
+def spans_of(
+    offset: int, length: int, thinking: bool, think_end: int | None, tool_start: int | None
+) -> tuple[Span, ...]:
+    """The spans of a reply of `length` tokens that stands at `offset` in its sample.
+
+    The thinking span ends after `</think>`; a tool section ends thinking too when the model opens it
+    without `</think>`. Every output token is in exactly one span, the closing token included.
+    """
+    tool = length if tool_start is None else tool_start
+    thought = thinking_length(thinking, think_end, tool_start, length)
+    bounds = (
+        (0, thought, SpanKind.THINKING),
+        (thought, tool, SpanKind.RESPONSE),
+        (tool, length, SpanKind.TOOL),
+    )
+    return tuple(
+        Span(start=offset + start, end=offset + end, kind=kind) for start, end, kind in bounds if start < end
+    )
+
+
+def thinking_length(thinking: bool, think_end: int | None, tool_start: int | None, length: int) -> int:
+    """Output tokens of a reply of `length` that belong to its thinking, `</think>` included."""
+    if not thinking:
+        return 0
+    if think_end is not None:
+        return think_end + 1
+    return length if tool_start is None else tool_start
+
+
+def read_samples(dataset: Path, max_tokens: int) -> list[Sample]:
+    """A dataset's samples, each cut to `max_tokens`; those that are cut before their reply are left out."""
+    samples = read_journal(dataset, Sample)
     return [s.cut(max_tokens) for s in samples if s.spans and s.spans[0].start < max_tokens - 1]
-
-
-def _output_spans(trace: Trace) -> list[tuple[int, int, SpanKind]]:
-    end = len(trace.output_token_ids)
-    tool = end if trace.tool_start is None else trace.tool_start
-    if not trace.sampling.thinking:
-        thinking = 0
-    elif trace.think_end is None:
-        thinking = tool
-    else:
-        thinking = trace.think_end + 1
-    return [
-        (0, thinking, SpanKind.THINKING),
-        (thinking, tool, SpanKind.RESPONSE),
-        (tool, end, SpanKind.TOOL),
-    ]

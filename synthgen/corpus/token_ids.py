@@ -45,3 +45,8 @@ def index_of(text: msgspec.Raw, wanted: int) -> int | None:
             return written.count(b",", 0, start)
         start = written.find(digits, end)
     return None
+
+
+def join_ids(first: msgspec.Raw, second: msgspec.Raw) -> msgspec.Raw:
+    """Two arrays of ids as one."""
+    return msgspec.Raw(bytes(first).rstrip()[:-1] + b"," + bytes(second).lstrip()[1:])

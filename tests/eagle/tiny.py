@@ -17,11 +17,13 @@ from eagle.taps import CONVENTION, TapPoints
 from eagle.verifier import VerifierWeights
 from eagle.vocab import make_vocab
 from synthgen.corpus.config import RunConfig
+from synthgen.corpus.journal import write_journal
 from synthgen.corpus.manifest import digest_of, manifest_of, require_manifest, write_manifest
 from synthgen.corpus.records import Finish, Message, Sampling, Timing, Trace
 from synthgen.corpus.samples import sample_of
 from synthgen.corpus.settings import load_config
 from synthgen.corpus.token_ids import encode_ids
+from tests.rows import row_of
 
 ROOT = Path(__file__).parent.parent.parent
 HIDDEN, VOCAB, LAYERS, STRIDE = 32, 24, 8, 3
@@ -135,11 +137,9 @@ def write_run(config: RunConfig, samples: int = 12) -> None:
     """Everything that training reads: verifier, traces, states and vocabulary, with their manifests."""
     write_verifier(Path(config.verifier.model))
     traces = [trace(number, prompt=3 + number % 3, output=8 + number) for number in range(samples)]
-    config.traces_path.parent.mkdir(parents=True)
-    config.traces_path.write_bytes(b"".join(msgspec.json.encode(t) + b"\n" for t in traces))
-    write_manifest(
-        config.corpus_path, manifest_of("generate", settings={}, inputs={}, figures={}, seconds=1.0)
-    )
+    config.dataset_path.mkdir(parents=True)
+    write_journal(config.train_path, [row_of(one) for one in traces])
+    write_manifest(config.dataset_path, manifest_of("mix", settings={}, inputs={}, figures={}, seconds=1.0))
     write_states(config, traces)
     make_vocab(config)
 
@@ -162,7 +162,7 @@ def write_states(config: RunConfig, traces: list[Trace]) -> None:
         "dtype": config.server.dtype,
     }
     figures = {"samples": len(traces)}
-    inputs = {"corpus": digest_of(require_manifest(config.corpus_path, "synthgen generate CONFIG"))}
+    inputs = {"dataset": digest_of(require_manifest(config.dataset_path, "synthgen mix CONFIG"))}
     write_manifest(
         config.states_path,
         manifest_of("extract", settings=settings, inputs=inputs, figures=figures, seconds=1.0),

@@ -35,7 +35,7 @@ def test_a_dry_run_prints_each_stages_command(name: str) -> None:
     assert done.returncode == 0, done.stderr
     assert lines[0] == f"synthgen generate {config} --set run_dir=/nonexistent/run"
     assert [line.split()[1] for line in lines if "--untrained" not in line] == [
-        "generate", "extract", "vocab", "train", "export", "accept",
+        "generate", "screen", "mix", "extract", "vocab", "train", "export", "accept",
     ]  # fmt: skip
 
 
@@ -54,7 +54,7 @@ def test_the_untrained_draft_is_a_stage_only_when_wanted(
     with_it = stages(load_config(write_config(demo_values)))
     demo_values["accept"]["untrained"] = False
     without = stages(load_config(write_config(demo_values)))
-    assert len(with_it) == len(without) + 1 == 7
+    assert len(with_it) == len(without) + 1 == 9
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_the_untrained_draft_is_a_stage_only_when_wanted(
         (
             ("eagle", "extract", "configs/demo.yaml", "--set", "run_dir=/nonexistent/r"),
             2,
-            "synthgen generate",
+            "synthgen mix",
         ),
         (
             ("synthgen", "run", "configs/demo.yaml", "--set", "prompts.sources=[x.jsonl]"),

@@ -1,0 +1,47 @@
+"""From traces to a dataset."""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+from rich.table import Table
+
+from synthgen.commands.options import AsJson, Config, Overrides
+from synthgen.corpus.config import RunConfig
+from synthgen.corpus.console import exits, tables
+from synthgen.corpus.manifest import Manifest
+from synthgen.corpus.settings import load_config
+from synthgen.mix import mix as mix_dataset
+
+
+def mix(
+    config: Config,
+    set_: Overrides = [],  # noqa: B006 -- typer makes a new list each time
+    as_json: AsJson = False,
+) -> None:
+    """Blend kept traces and other replies in the asked shares, split by prompt. No server.
+
+    Example: `synthgen mix my.yaml --set mix.unit=rows`
+    """
+    with exits():
+        loaded = load_config(config, tuple(set_))
+        made = mix_dataset(loaded)
+        if as_json:
+            sys.stdout.write(msgspec.json.encode(made.figures).decode() + "\n")
+        else:
+            tables().print(_mix_table(loaded, made))
+
+
+def _mix_table(config: RunConfig, made: Manifest) -> Table:
+    title = f"{config.train_path}, and {made.figures['heldout_rows']:,} rows held out"
+    table = Table(title=title, title_justify="left")
+    table.add_column("part", overflow="fold")
+    for name in ("asked", "got", "rows", "tokens", "thinking", "response", "tool"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, part in made.figures["parts"].items():
+        counts = part["train"]
+        kinds = (counts.get(f"{kind}_tokens", 0) for kind in ("thinking", "response", "tool"))
+        cells = (counts["rows"], counts["tokens"], *kinds)
+        table.add_row(name, f"{part['asked']:.1%}", f"{part['got']:.1%}", *(f"{cell:,}" for cell in cells))
+    return table
