@@ -71,7 +71,7 @@ class Replies:
     def __str__(self) -> str:
         single = self.count == self.rows
         return (
-            f"{self.rows:,} rows" if single else f"{self.count:,} replies, one a turn of {self.rows:,} rows,"
+            f"{self.rows:,} rows" if single else f"{self.count:,} replies (one a turn of {self.rows:,} rows)"
         )
 
 
@@ -165,27 +165,27 @@ def _rate(made: Manifest | None, assumed: float) -> Rate:
 
 
 def _generate(config: RunConfig, replies: Replies, rates: Rates) -> StagePlan:
-    made = read_manifest(config.corpus_path)
+    made, samples = read_manifest(config.corpus_path), config.generate.samples_per_prompt
     per_reply, why = config.generate.max_tokens, f"generate.max_tokens {config.generate.max_tokens:,}"
     if made is not None and made.figures["traces"]:
         written = made.figures["thinking_tokens"] + made.figures["response_tokens"]
         per_reply = math.ceil(written / made.figures["traces"])
         why = f"{per_reply:,} tokens a reply, the mean of {made.figures['traces']:,} traces"
-    tokens, repeated = replies.count * per_reply, (replies.written - replies.count) * per_reply
+    tokens, written = replies.count * per_reply, replies.written * per_reply
+    again = f" ({written - tokens:,} of them again, before later turns)" if written > tokens else ""
     return StagePlan(
         name="generate",
         rows=replies.rows,
         tokens=tokens,
-        disk_bytes=(tokens + repeated) * TRACE_BYTES_PER_TOKEN,
+        disk_bytes=written * TRACE_BYTES_PER_TOKEN,
         starts=0 if config.server.base_urls else 1,
         load_s=0.0 if config.server.base_urls else rates.load_s.value,
         work_s=tokens / rates.generate.value,
         measured=rates.generate.measured,
         formulas={
-            "rows": f"{replies.rows // config.generate.samples_per_prompt:,} prompts × generate.samples_per_prompt "
-            f"{config.generate.samples_per_prompt}",
+            "rows": f"{replies.rows // samples:,} prompts × generate.samples_per_prompt {samples}",
             "tokens": f"{replies} × {why}",
-            "disk": f"{tokens:,} tokens{f' and {repeated:,} repeated in later turns' if repeated else ''} × {TRACE_BYTES_PER_TOKEN} bytes of JSON",
+            "disk": f"{written:,} tokens{again} × {TRACE_BYTES_PER_TOKEN} bytes of JSON",
             "work": f"{tokens:,} tokens / {rates.generate.value:,.0f} a second",
         },
     )
