@@ -151,7 +151,7 @@ def _held(config: RunConfig) -> Held:
 
 
 def _missing(config: RunConfig, split: PromptSplit, there: Held) -> list[Key]:
-    """What the corpus still lacks: rows that are neither a trace nor a failure."""
+    """What the corpus still lacks: rows that have ended neither with a trace nor with a failure."""
     return _without(config, split, there.done | there.failed)
 
 

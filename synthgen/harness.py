@@ -3,6 +3,9 @@
 Workers take keys from the schedule, wait for room on a server, and free their slot only when the record
 is durable. What a run still owes is what its journal lacks, so resuming is running again. A server that
 is gone costs nobody a try: its requests go back to the schedule and wait.
+
+A row is a conversation of one turn or more. Its next turn goes out when the reply before is durable, in
+the same slot as long as that server may have it.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from synthgen.client.api import chat_body, client_for
 from synthgen.client.control import Control
 from synthgen.client.descriptors import require_descriptors
 from synthgen.client.launch import Served
+from synthgen.conversation import Open, next_prompt, open_of
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.journal import Journal
 from synthgen.corpus.records import Failure, FailureKind, Finish, SeedPrompt, Timing
@@ -28,7 +32,7 @@ from synthgen.interrupts import draining
 from synthgen.limiter import Limit, first_limit
 from synthgen.panel import Panel
 from synthgen.pool import LOOK_S, Endpoint, Pool
-from synthgen.resume import Held
+from synthgen.resume import Held, RowKey
 from synthgen.schedule import Key, LengthModel, Schedule
 from synthgen.tally import Tally
 from synthgen.traces import ServerFacts, sampling_of, thinking_length, trace_of
@@ -65,10 +69,10 @@ async def send_all(
     todo: list[Key],
     server: ServerFacts,
     journals: Journals,
-    ended: Held,
+    rows: Held,
     tally: Tally,
 ) -> None:
-    """Send `todo` and journal what comes back; `ended` and `tally` grow with each row.
+    """Send `todo` and journal what comes back; `rows` and `tally` grow with each reply.
 
     Raises ServerUnreachable when no server is there for too long, and KeyboardInterrupt after Ctrl-C or
     SIGTERM: the first waits for what is in flight, the second doesn't. What was received is in the journal.
@@ -92,9 +96,9 @@ async def send_all(
             pool=pool,
             server=server,
             journals=journals,
-            ended=ended,
+            rows=rows,
             lengths=lengths,
-            schedule=Schedule(todo, lengths),
+            schedule=Schedule(todo, lengths, rows.replies_left),
             tally=tally,
         )
         with draining(sender.stop):
@@ -161,6 +165,8 @@ class _Received:
     thinking_tokens: int
     response_tokens: int
     finish: Finish
+    goes_on: Open | None
+    """The conversation after it."""
 
     @property
     def tokens(self) -> int:
@@ -175,14 +181,13 @@ class _Sender:
     pool: Pool
     server: ServerFacts
     journals: Journals
-    ended: Held
+    rows: Held
     lengths: LengthModel
     schedule: Schedule
     tally: Tally
-    in_flight: Counter[str] = field(default_factory=Counter)
-    """Requests in flight by domain."""
-    given_back: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """How often a server went away with a row."""
+    in_flight: dict[RowKey, Key] = field(default_factory=dict)
+    given_back: Counter[RowKey] = field(default_factory=Counter)
+    """How often a server went away with a row's next reply."""
 
     async def drain(self) -> None:
         """Send until nothing is left."""
@@ -191,11 +196,7 @@ class _Sender:
                 key = self.schedule.take(tail=TAIL_ROUNDS * self.pool.limit)
                 if endpoint is None or key is None:
                     return
-                self.in_flight[key[0].domain] += 1
-                try:
-                    await self._send(endpoint, *key)
-                finally:
-                    self.in_flight[key[0].domain] -= 1
+                await self._go_on(endpoint, *key)
 
     def stop(self) -> None:
         """Send nothing more; what is in flight comes back."""
@@ -203,40 +204,65 @@ class _Sender:
         self.pool.close()
         self.tally.stopping = True
 
-    async def _send(self, endpoint: Endpoint, prompt: SeedPrompt, index: int) -> None:
+    async def _go_on(self, endpoint: Endpoint, prompt: SeedPrompt, index: int) -> None:
+        """Send a row's turns, one after the other; those that can't go there now go back to the schedule."""
+        self.in_flight[prompt.id, index] = prompt, index
+        try:
+            while await self._send(endpoint, prompt, index):
+                if not self.pool.keeps(endpoint):
+                    self.schedule.put_first((prompt, index))
+                    break
+        finally:
+            del self.in_flight[prompt.id, index]
+
+    async def _send(self, endpoint: Endpoint, prompt: SeedPrompt, index: int) -> bool:
+        """Ask for a row's next reply and journal what comes; whether the conversation goes on after it."""
         try:
             received = await self._receive(endpoint, prompt, index)
         except ServerUnreachable as error:
             self.pool.set_aside(endpoint)
-            self.given_back[prompt.id, index] += 1
-            if self.given_back[prompt.id, index] < MOST_SERVERS_LOST:
-                self.schedule.give_back((prompt, index))
-            else:
-                lost = f"{error}; {MOST_SERVERS_LOST} servers went away while they had this prompt"
-                gone = RequestFailed(lost, kind=FailureKind.TRANSPORT, attempts=MOST_SERVERS_LOST)
-                await self._record_failure(prompt, index, gone)
+            await self._give_back(prompt, index, error)
         except RequestFailed as error:
             await self._record_failure(prompt, index, error)
         else:
             await received.on_disk
-            counts = received.thinking_tokens, received.response_tokens, received.finish
-            self.tally.add(*counts)
-            self.ended.add_trace((prompt.id, index), *counts)
-            self.lengths.observe(prompt.domain, received.tokens)
-            endpoint.tokens += received.tokens
-            endpoint.replies += 1
+            self._count(endpoint, prompt, index, received)
+            return received.goes_on is not None
+        return False
+
+    def _count(self, endpoint: Endpoint, prompt: SeedPrompt, index: int, received: _Received) -> None:
+        """Take note of a reply that is on disk."""
+        counts = received.thinking_tokens, received.response_tokens, received.finish
+        self.tally.add(*counts, ends_row=received.goes_on is None)
+        self.rows.add_trace((prompt.id, index), *counts, received.goes_on)
+        self.given_back.pop((prompt.id, index), None)
+        self.lengths.observe(prompt.domain, received.tokens)
+        endpoint.tokens += received.tokens
+        endpoint.replies += 1
+
+    async def _give_back(self, prompt: SeedPrompt, index: int, error: ServerUnreachable) -> None:
+        """Put a row back whose server went away; a failure when that happened too often."""
+        self.given_back[prompt.id, index] += 1
+        if self.given_back[prompt.id, index] < MOST_SERVERS_LOST:
+            self.schedule.give_back((prompt, index))
+            return
+        lost = f"{error}; {MOST_SERVERS_LOST} servers went away while they had this prompt"
+        gone = RequestFailed(lost, kind=FailureKind.TRANSPORT, attempts=MOST_SERVERS_LOST)
+        await self._record_failure(prompt, index, gone)
 
     async def _receive(self, endpoint: Endpoint, prompt: SeedPrompt, index: int) -> _Received:
-        """Ask for a row's reply and queue its trace for the disk, where it goes without being held here."""
+        """Ask for a row's next reply and queue its trace for the disk: it is not held until it is there."""
+        asked = next_prompt(prompt, self.rows.open.get((prompt.id, index)))
+        turn = len(prompt.turns) - len(asked.turns)
         sampling = sampling_of(self.config, prompt)
         body = chat_body(
-            prompt, self.config.verifier.served_name, sampling, stream=self.config.generate.stream
+            asked, self.config.verifier.served_name, sampling, stream=self.config.generate.stream
         )
         started_at = time.time()
         reply, attempts = await endpoint.client.chat(body)
         timing = Timing(started_at=started_at, seconds=time.time() - started_at)
         try:
-            trace = trace_of(prompt, index, reply, sampling, self.server, attempts, timing)
+            trace = trace_of(asked, index, reply, sampling, self.server, attempts, timing, turn)
         except RequestFailed as error:
             error.reply = msgspec.json.encode(reply).decode()
             raise
@@ -247,12 +273,14 @@ class _Sender:
             thinking_tokens=thinking,
             response_tokens=length - thinking,
             finish=trace.finish,
+            goes_on=open_of(trace),
         )
 
     async def _record_failure(self, prompt: SeedPrompt, index: int, error: RequestFailed) -> None:
         failure = Failure(
             seed_id=prompt.id,
             sample_index=index,
+            turn=self.rows.next_turn((prompt.id, index)),
             kind=FailureKind(error.kind),
             message=str(error),
             attempts=error.attempts,
@@ -260,7 +288,7 @@ class _Sender:
         )
         await self.journals.failures.append(failure)
         self.tally.add_failure(failure)
-        self.ended.add_failure(failure.key)
+        self.rows.add_failure(failure.key)
 
     def look(self, panel: Panel) -> None:
         """Note how busy the servers are, and show it."""
@@ -271,6 +299,6 @@ class _Sender:
             retried=sum(client.retried for client in clients),
             replies_lost=sum(client.replies_lost for client in clients),
             seconds_down=self.pool.seconds_down,
-            tokens_left=self.schedule.tokens_left(self.in_flight),
+            tokens_left=self.schedule.tokens_left(self.in_flight.values()),
         )
         panel.show()

@@ -111,6 +111,7 @@ def _serve_metrics(tally: Tally, pool: Pool, port: int):  # type: ignore[no-unty
     registry = CollectorRegistry()
     figures: dict[str, tuple[str, Callable[[], float]]] = {
         "rows_wanted": ("Rows of this call.", lambda: tally.wanted),
+        "rows_done": ("Rows that ended.", lambda: tally.done),
         "traces": ("Replies on disk.", lambda: tally.traces),
         "failures": ("Rows that failed.", lambda: sum(tally.failures.values())),
         "output_tokens": ("Output tokens on disk.", lambda: tally.tokens),

@@ -7,6 +7,7 @@ and its speed replaces the assumed one.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.files import free_bytes, in_units
 from synthgen.corpus.manifest import Manifest, read_manifest
+from synthgen.corpus.records import SeedPrompt
 from synthgen.corpus.verifier_config import STATE_BYTES, read_shape
 from synthgen.errors import ConfigError
 from synthgen.seeds import split_prompts
@@ -44,6 +46,33 @@ class Rates:
     generate: Rate
     prefill: Rate
     train: Rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replies:
+    """What a run asks for: conversations, and the replies in them."""
+
+    rows: int
+    count: int
+    """One a turn: each is a trace, and a sample."""
+    written: int
+    """Replies in the journal: a trace repeats those before it."""
+
+    @classmethod
+    def of(cls, prompts: Iterable[SeedPrompt], samples_per_prompt: int) -> Replies:
+        """Those of the prompts, each sampled so often, when no conversation ends early."""
+        turns = [1 + len(prompt.turns) for prompt in prompts]
+        return cls(
+            rows=len(turns) * samples_per_prompt,
+            count=sum(turns) * samples_per_prompt,
+            written=sum(n * (n + 1) // 2 for n in turns) * samples_per_prompt,
+        )
+
+    def __str__(self) -> str:
+        single = self.count == self.rows
+        return (
+            f"{self.rows:,} rows" if single else f"{self.count:,} replies (one a turn of {self.rows:,} rows)"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,14 +130,14 @@ class Plan:
 
 def plan(config: RunConfig, *, free: int | None = None) -> Plan:
     """The plan of a run. Raises InputError for broken prompts, ConfigError when no size is known."""
-    rows = len(split_prompts(config.prompts, config.seed).corpus) * config.generate.samples_per_prompt
+    prompts = split_prompts(config.prompts, config.seed).corpus
+    replies = Replies.of(prompts, config.generate.samples_per_prompt)
     hidden, rates = _hidden_size(config), rates_of(config)
-    generate = _generate(config, rows, rates)
-    extract = _extract(config, generate, hidden, rates)
+    extract = _extract(config, replies, hidden, rates)
     return Plan(
         run_dir=config.run_dir,
         stages=(
-            generate,
+            _generate(config, replies, rates),
             extract,
             _train(config, extract, hidden, rates),
             _accept(config, rates),
@@ -135,43 +164,43 @@ def _rate(made: Manifest | None, assumed: float) -> Rate:
     return Rate(made.speed.tokens_per_s, True) if made and made.speed else Rate(assumed)
 
 
-def _generate(config: RunConfig, rows: int, rates: Rates) -> StagePlan:
-    made = read_manifest(config.corpus_path)
-    per_row, why = config.generate.max_tokens, f"generate.max_tokens {config.generate.max_tokens:,}"
+def _generate(config: RunConfig, replies: Replies, rates: Rates) -> StagePlan:
+    made, samples = read_manifest(config.corpus_path), config.generate.samples_per_prompt
+    per_reply, why = config.generate.max_tokens, f"generate.max_tokens {config.generate.max_tokens:,}"
     if made is not None and made.figures["traces"]:
         written = made.figures["thinking_tokens"] + made.figures["response_tokens"]
-        per_row = math.ceil(written / made.figures["traces"])
-        why = f"{per_row:,} tokens a reply, the mean of {made.figures['traces']:,} traces"
-    tokens = rows * per_row
+        per_reply = math.ceil(written / made.figures["traces"])
+        why = f"{per_reply:,} tokens a reply, the mean of {made.figures['traces']:,} traces"
+    tokens, written = replies.count * per_reply, replies.written * per_reply
+    again = f" ({written - tokens:,} of them again, before later turns)" if written > tokens else ""
     return StagePlan(
         name="generate",
-        rows=rows,
+        rows=replies.rows,
         tokens=tokens,
-        disk_bytes=tokens * TRACE_BYTES_PER_TOKEN,
+        disk_bytes=written * TRACE_BYTES_PER_TOKEN,
         starts=0 if config.server.base_urls else 1,
         load_s=0.0 if config.server.base_urls else rates.load_s.value,
         work_s=tokens / rates.generate.value,
         measured=rates.generate.measured,
         formulas={
-            "rows": f"{rows // config.generate.samples_per_prompt:,} prompts × generate.samples_per_prompt "
-            f"{config.generate.samples_per_prompt}",
-            "tokens": f"{rows:,} rows × {why}",
-            "disk": f"{tokens:,} tokens × {TRACE_BYTES_PER_TOKEN} bytes of JSON",
+            "rows": f"{replies.rows // samples:,} prompts × generate.samples_per_prompt {samples}",
+            "tokens": f"{replies} × {why}",
+            "disk": f"{written:,} tokens{again} × {TRACE_BYTES_PER_TOKEN} bytes of JSON",
             "work": f"{tokens:,} tokens / {rates.generate.value:,.0f} a second",
         },
     )
 
 
-def _extract(config: RunConfig, generate: StagePlan, hidden: int, rates: Rates) -> StagePlan:
+def _extract(config: RunConfig, replies: Replies, hidden: int, rates: Rates) -> StagePlan:
     made = read_manifest(config.states_path)
-    tokens = generate.rows * config.extract.max_seq_tokens
-    why = f"{generate.rows:,} rows × extract.max_seq_tokens {config.extract.max_seq_tokens:,}"
+    tokens = replies.count * config.extract.max_seq_tokens
+    why = f"{replies} × extract.max_seq_tokens {config.extract.max_seq_tokens:,}"
     if made is not None and made.complete:
         tokens, why = made.figures["tokens"], "as extracted"
     per_token = TAPS * hidden * STATE_BYTES
     return StagePlan(
         name="extract",
-        rows=generate.rows,
+        rows=replies.count,
         tokens=tokens,
         disk_bytes=tokens * per_token,
         starts=1,

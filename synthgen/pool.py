@@ -130,6 +130,10 @@ class Pool:
                 await self._room.wait()
         return None
 
+    def keeps(self, endpoint: Endpoint) -> bool:
+        """Whether who holds a slot there may send once more without waiting for another."""
+        return not self._closed and endpoint.up and endpoint.in_flight <= endpoint.limit.value
+
     def close(self) -> None:
         """Hand out no more room; who waits for some goes on without."""
         self._closed = True

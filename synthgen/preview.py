@@ -50,4 +50,5 @@ def _print(config: RunConfig, control: Control, prompt: SeedPrompt, reply: ChatR
     console.print(Text(control.detokenize(name, list(reply.prompt_token_ids)), style="dim"))
     console.print(Text(message.reasoning or message.reasoning_content or "", style="cyan"))
     console.print(Text(message.content or "", style="green"))
-    console.print(f"{len(choice.token_ids)} tokens, {choice.finish_reason}", style="dim")
+    follow = f"; {len(prompt.turns)} more turns are not played here" if prompt.turns else ""
+    console.print(f"{len(choice.token_ids)} tokens, {choice.finish_reason}{follow}", style="dim")

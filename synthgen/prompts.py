@@ -139,7 +139,8 @@ def _domains_table(report: Report) -> Table:
 
 def _extras(prompt: SeedPrompt) -> str:
     tools = f"  {len(prompt.tools)} tools" if prompt.tools else ""
-    return tools + ("  sampling of its own" if prompt.sampling is not None else "")
+    turns = f"  {1 + len(prompt.turns)} turns" if prompt.turns else ""
+    return tools + turns + ("  sampling of its own" if prompt.sampling is not None else "")
 
 
 def _excerpt(prompt: SeedPrompt) -> str:

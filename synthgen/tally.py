@@ -14,6 +14,9 @@ class Tally:
     """Counts of one call, or of a whole corpus."""
 
     wanted: int = 0
+    """Rows: conversations, of one reply or more."""
+    answered: int = 0
+    """Rows that ended with a trace."""
     traces: int = 0
     thinking_tokens: int = 0
     response_tokens: int = 0
@@ -36,9 +39,10 @@ class Tally:
     started: float = field(default_factory=time.monotonic)
     _looked_at: float = field(default_factory=time.monotonic)
 
-    def add(self, thinking_tokens: int, response_tokens: int, finish: Finish) -> None:
+    def add(self, thinking_tokens: int, response_tokens: int, finish: Finish, *, ends_row: bool) -> None:
         """Count one trace."""
         self.traces += 1
+        self.answered += ends_row
         self.thinking_tokens += thinking_tokens
         self.response_tokens += response_tokens
         self.truncated += finish is Finish.LENGTH
@@ -74,8 +78,8 @@ class Tally:
 
     @property
     def done(self) -> int:
-        """Rows that ended, as trace or failure."""
-        return self.traces + sum(self.failures.values())
+        """Rows that ended, with a trace or a failure."""
+        return self.answered + sum(self.failures.values())
 
     @property
     def seconds(self) -> float:

@@ -53,8 +53,12 @@ def trace_of(
     server: ServerFacts,
     attempts: int,
     timing: Timing,
+    turn: int = 0,
 ) -> Trace:
-    """A server's reply as a trace. Raises RequestFailed when it lacks ids or contradicts itself."""
+    """A server's reply to a prompt as it stands at `turn`, as a trace.
+
+    Raises RequestFailed when the reply lacks ids or contradicts itself.
+    """
     if not reply.choices:
         raise _malformed("the reply has no choices")
     choice = reply.choices[0]
@@ -72,6 +76,8 @@ def trace_of(
     return Trace(
         seed_id=prompt.id,
         sample_index=index,
+        turn=turn,
+        turns_left=len(prompt.turns),
         source=prompt.source,
         domain=prompt.domain,
         messages=prompt.messages,

@@ -174,7 +174,7 @@ class Trace(Record, frozen=True, kw_only=True, rename={"output": "output_token_i
 
     @property
     def key(self) -> tuple[str, int]:
-        """What makes a reply unique in a corpus: its prompt and its number among the prompt's samples."""
+        """Its row: the prompt and its number among the prompt's samples. With the turn it is one reply."""
         return (self.seed_id, self.sample_index)
 
 
@@ -196,6 +196,8 @@ class Failure(Record, frozen=True, kw_only=True):
 
     seed_id: str
     sample_index: int
+    turn: int = 0
+    """The reply that is missing; those before it are traces."""
     kind: FailureKind
     message: str
     attempts: int

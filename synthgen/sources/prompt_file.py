@@ -14,14 +14,15 @@ from typing import Any
 
 import msgspec
 
-from synthgen.corpus.records import Message, SamplingOverride, SeedPrompt, seed_id
+from synthgen.corpus.records import SamplingOverride, SeedPrompt, seed_id
 from synthgen.corpus.sections import OnBadRow
 from synthgen.errors import InputError
 from synthgen.sources.batch import require_honoured, sampling_of
 from synthgen.sources.lines import read_lines
 from synthgen.sources.rows import BadRow, Row
-from synthgen.sources.shapes import COLUMNS, OTHER_COLUMNS, Kind, Shape, detect, messages_of
+from synthgen.sources.shapes import COLUMNS, OTHER_COLUMNS, Kind, Shape, detect
 from synthgen.sources.tables import read_csv, read_parquet
+from synthgen.sources.turns import conversation_of
 
 
 class Format(enum.StrEnum):
@@ -125,18 +126,19 @@ def _prompt(row: dict[str, Any], shape: Shape, path: Path) -> SeedPrompt:
         body = row[shape.column]
         require_honoured(row, body)
         asked_tools, asked_sampling = body.get("tools"), sampling_of(body)
-    messages = msgspec.convert(messages_of(row, shape), tuple[Message, ...])
+    messages, turns = conversation_of(row, shape)
     tools = msgspec.convert(asked_tools or (), tuple[dict[str, Any], ...])
     sampling = msgspec.convert(asked_sampling, SamplingOverride | None)
     if messages and messages[-1].role == "user" and not (messages[-1].content or "").strip():
         raise ValueError("the prompt is empty")
     return SeedPrompt(
-        id=seed_id(messages, tools, sampling),
+        id=seed_id(messages, tools, sampling, turns),
         source=path.name,
         domain=_domain(row) or path.stem,
         messages=messages,
         tools=tools,
         sampling=sampling,
+        turns=turns,
     )
 
 

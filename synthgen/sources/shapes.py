@@ -2,12 +2,12 @@
 
     OpenAI messages      messages: [{role, content}, …]
     text                 prompt, question or instruction, with its input if any; HumanEval's prompt too
-    user turns           turns: [text, …], of which the first is the prompt: nothing generates the others
+    user turns           turns: [text, …], each asked after the model's own answer to the one before
     ShareGPT             conversations: [{from, value}, …] or [{role, content}, …]
     OpenAI batch         {custom_id, method, url, body: {messages, …}}
 
 A row that has several is what stands first in this list. The last message of a conversation is the reference
-answer when it is the assistant's, and no part of the prompt.
+answer when it is the assistant's, and no part of the prompt; `turns.py` says what becomes of those before.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Kind(enum.StrEnum):
 
     MESSAGES = "OpenAI messages"
     TEXT = "text"
-    TURNS = "first user turn"
+    TURNS = "user turns"
     SHAREGPT = "ShareGPT from/value"
     SHAREGPT_ROLES = "ShareGPT role/content"
     BATCH = "OpenAI batch request"
@@ -108,7 +108,10 @@ def _note(row: dict[str, Any], column: str) -> str:
 
 
 def messages_of(row: dict[str, Any], shape: Shape) -> list[Any]:
-    """The messages of a row's prompt, unchecked, in the OpenAI form. Raises ValueError."""
+    """The messages of a row's prompt, unchecked, in the OpenAI form; of user turns the first.
+
+    Raises ValueError.
+    """
     value = row[shape.column]
     match shape.kind:
         case Kind.TEXT:

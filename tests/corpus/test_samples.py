@@ -45,6 +45,11 @@ def mask(sample: Sample) -> str:
     return "".join(letters)
 
 
+def binary_mask(sample: Sample) -> str:
+    """One digit a token: 1 is supervised."""
+    return "".join("0" if letter == "." else "1" for letter in mask(sample))
+
+
 NO_THINKING = Sampling(temperature=1.0, top_p=1.0, max_tokens=8, thinking=False)
 
 
@@ -75,6 +80,36 @@ def test_every_output_token_is_in_the_span_of_its_kind(
 def test_a_sample_is_named_by_prompt_and_sample_index() -> None:
     """The id is the trace's key."""
     assert sample_of(trace([5], sample_index=2)).id == "abc-2"
+
+
+def test_a_conversation_is_a_sample_a_reply() -> None:
+    """Of two turns and a system prompt: what was said before is context, each reply is supervised once.
+
+    The second prompt holds the first answer (7, 8) behind an empty thinking (89, 90), as a template has it.
+    """
+    system, question, answer, again = (
+        Message(role="system", content="s"),
+        Message(role="user", content="q"),
+        Message(role="assistant", content="78"),
+        Message(role="user", content="r"),
+    )
+    first = trace(
+        [5, 6, THINK_END, 7, 8, 99], messages=(system, question), prompt_token_ids=(1, 2, 3, 89), turns_left=1
+    )
+    second = trace(
+        [6, THINK_END, 9, 99],
+        messages=(system, question, answer, again),
+        prompt_token_ids=(1, 2, 3, 89, 90, 7, 8, 99, 4, 89),
+        turn=1,
+    )
+    samples = [sample_of(first), sample_of(second)]
+    assert [sample.id for sample in samples] == ["abc-0", "abc-0.1"]
+    assert [sample.token_ids for sample in samples] == [
+        (1, 2, 3, 89, 5, 6, 90, 7, 8, 99),
+        (1, 2, 3, 89, 90, 7, 8, 99, 4, 89, 6, 90, 9, 99),
+    ]
+    assert [binary_mask(sample) for sample in samples] == ["0000111111", "00000000001111"]
+    assert [mask(sample) for sample in samples] == ["....tttrrr", "..........ttrr"]
 
 
 @pytest.mark.parametrize(("length", "expected"), [(9, "...tttrr"), (7, "...tttr"), (5, "...tt"), (3, "...")])

@@ -14,19 +14,23 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from synthgen.client.api import chat_body
 from synthgen.corpus.config import RunConfig
-from synthgen.corpus.journal import read_journal, read_keys
-from synthgen.corpus.records import Trace
+from synthgen.corpus.journal import read_journal
+from synthgen.corpus.records import Message, SeedPrompt, Trace
 from synthgen.corpus.settings import load_config
 from synthgen.generate import generate
 from synthgen.mock_server import Fixed, MockConfig, MockServer, body_hash
+from synthgen.resume import held
 from synthgen.seeds import split_prompts
 from synthgen.traces import sampling_of
 
 ROWS, KILLS = 2000, 200
+TURNS = 100
+"""Rows of two turns."""
 REPLIES_AT_MOST = 10
 """Replies that a life gets at most, before those in flight: the run can't end before its last kill."""
 
@@ -41,9 +45,10 @@ def server() -> Iterator[MockServer]:
 
 @pytest.fixture
 def config(demo_values: dict[str, Any], write_config: Any, tmp_path: Path, server: MockServer) -> RunConfig:
-    """Two thousand prompts, four in flight."""
+    """Two thousand prompts, four in flight; the first hundred lines are conversations of two turns."""
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("".join(f'{{"prompt": "q{i}"}}\n' for i in range(ROWS + 1)))
+    turns = [f'["q{i}", "and?"]' if i < TURNS else f'["q{i}"]' for i in range(ROWS + 1)]
+    prompts.write_text("".join(f'{{"turns": {texts}}}\n' for texts in turns))
     demo_values["verifier"]["served_name"] = "mock"
     demo_values["server"]["base_urls"] = [server.base_url]
     demo_values["prompts"] |= {"sources": [str(prompts)], "limit": None, "heldout": 1}
@@ -54,37 +59,48 @@ def config(demo_values: dict[str, Any], write_config: Any, tmp_path: Path, serve
 
 @pytest.mark.timeout(900)
 def test_two_hundred_kills_lose_and_repeat_no_row(config: RunConfig, server: MockServer) -> None:
-    """Killed at seeded moments, at the start, between replies and within writes; resumed each time."""
+    """Killed at seeded moments, at the start, between replies and within writes; resumed each time.
+
+    A conversation that was killed between its turns goes on with the history that was answered.
+    """
     rng = random.Random(11)
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(["synthgen.generate"])
-    bodies = request_bodies(config)
-    asked_when_committed: dict[tuple[str, int], int] = {}
+    prompts = {prompt.id: prompt for prompt in split_prompts(config.prompts, config.seed).corpus}
+    wanted = {(id, turn) for id, prompt in prompts.items() for turn in range(1 + len(prompt.turns))}
+    asked_when_committed: dict[str, int] = {}
+    between_turns = 0
     for _ in range(KILLS):
         life = processes.Process(target=generate, args=(config,))
         life.start()
         kill_at(life, server, replies=rng.randint(0, REPLIES_AT_MOST), delay_s=rng.uniform(0, 0.02))
-        for key in read_keys(config.traces_path) - asked_when_committed.keys():
-            asked_when_committed[key] = server.counters.requests[bodies[key]]
-    assert 500 < len(asked_when_committed) < ROWS
+        for said in read_journal(config.traces_path, Said):
+            if (body := request_body(config, prompts[said.seed_id], said)) not in asked_when_committed:
+                asked_when_committed[body] = server.counters.requests[body]
+        between_turns += len(held(config).open)
+    assert between_turns
+    assert 500 < len(asked_when_committed) < len(wanted)
 
     manifest, tally = generate(config)
-    assert tally.traces == ROWS - len(asked_when_committed)
+    assert tally.traces == len(wanted) - len(asked_when_committed)
     assert manifest.complete
-    found = Counter(trace.key for trace in read_journal(config.traces_path, Trace))
-    assert found == Counter(bodies.keys())  # none lost, none twice
-    again = [
-        key for key, asked in asked_when_committed.items() if server.counters.requests[bodies[key]] > asked
-    ]
+    found = Counter((trace.seed_id, trace.turn) for trace in read_journal(config.traces_path, Trace))
+    assert found == Counter(wanted)  # none lost, none twice
+    again = [body for body, asked in asked_when_committed.items() if server.counters.requests[body] > asked]
     assert again == []
 
 
-def request_bodies(config: RunConfig) -> dict[tuple[str, int], str]:
-    """How the server counts each row: by the hash of its request."""
-    return {
-        (prompt.id, 0): body_hash(chat_body(prompt, config.verifier.served_name, sampling_of(config, prompt)))
-        for prompt in split_prompts(config.prompts, config.seed).corpus
-    }
+class Said(msgspec.Struct):
+    """Of a trace, what was asked."""
+
+    seed_id: str
+    messages: tuple[Message, ...]
+
+
+def request_body(config: RunConfig, prompt: SeedPrompt, said: Said) -> str:
+    """How the server counts a reply: by the hash of its request."""
+    asked = msgspec.structs.replace(prompt, messages=said.messages)
+    return body_hash(chat_body(asked, config.verifier.served_name, sampling_of(config, prompt)))
 
 
 def kill_at(life: BaseProcess, server: MockServer, *, replies: int, delay_s: float) -> None:

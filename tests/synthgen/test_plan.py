@@ -22,8 +22,15 @@ GIB = 1 << 30
 
 
 def kimi(tmp_path: Path, *overrides: str) -> RunConfig:
-    """The production run, with no earlier stage measured."""
-    return load_config(KIMI, (f"run_dir={tmp_path / 'run'}", *overrides))
+    """The production run on prompts of a single turn, with no earlier stage measured."""
+    return load_config(KIMI, (f"run_dir={tmp_path / 'run'}", single_turn(tmp_path), *overrides))
+
+
+def single_turn(tmp_path: Path) -> str:
+    """What puts 600 prompts of one turn in place of the run's own: a thousand rows are a thousand samples."""
+    path = tmp_path / "single.jsonl"
+    path.write_text("".join(f'{{"prompt": "q{number}"}}\n' for number in range(600)))
+    return f"prompts.sources=[{path}]"
 
 
 def test_the_states_of_kimi_are_what_they_were(tmp_path: Path) -> None:
@@ -53,7 +60,7 @@ def test_the_times_of_kimi_are_what_they_were(tmp_path: Path) -> None:
 
 def test_each_figure_has_its_formula_and_json_has_the_figures(tmp_path: Path) -> None:
     """As a user sees them."""
-    arguments = ["plan", str(KIMI), "--set", f"run_dir={tmp_path}"]
+    arguments = ["plan", str(KIMI), "--set", f"run_dir={tmp_path}", "--set", single_turn(tmp_path)]
     told = CliRunner().invoke(app, [*arguments, "--explain"])
     assert told.exit_code == 0
     assert "extract disk = 2,048,000 tokens × 4 states × hidden size 7,168 × 2 bytes" in told.output
@@ -62,6 +69,33 @@ def test_each_figure_has_its_formula_and_json_has_the_figures(tmp_path: Path) ->
     figures = msgspec.json.decode(CliRunner().invoke(app, [*arguments, "--json"]).output)
     assert figures["stages"]["extract"]["disk_bytes"] == 117_440_512_000
     assert figures["load_s"] == 5280
+
+
+def test_a_conversation_costs_a_reply_a_turn(tmp_path: Path) -> None:
+    """Prompts of one turn and of three, twice each: 8 replies, and 14 with those that later turns repeat."""
+    (tmp_path / "p.jsonl").write_text(
+        '{"turns": ["a"]}\n{"turns": ["b", "c", "d"]}\n{"turns": ["e", "f", "g"]}\n'
+    )
+    made = plan(
+        kimi(
+            tmp_path,
+            f"prompts.sources=[{tmp_path / 'p.jsonl'}]",
+            "prompts.heldout=1",
+            "accept.prompts=1",
+            "accept.single_prompts=1",
+            "generate.max_tokens=100",
+            "generate.samples_per_prompt=2",
+            "extract.max_seq_tokens=50",
+        )
+    )
+    generate, extract = made.stage("generate"), made.stage("extract")
+    assert (generate.rows, generate.tokens, generate.disk_bytes) == (4, 800, 14 * 100 * 14)
+    assert generate.formulas["tokens"] == "8 replies (one a turn of 4 rows) × generate.max_tokens 100"
+    assert (
+        generate.formulas["disk"] == "1,400 tokens (600 of them again, before later turns) × 14 bytes of JSON"
+    )
+    assert (extract.rows, extract.tokens, made.stage("train").rows) == (8, 400, 8)
+    assert extract.formulas["tokens"].startswith("8 replies (one a turn of 4 rows) × ")
 
 
 def test_what_was_measured_replaces_what_was_assumed(tmp_path: Path) -> None:

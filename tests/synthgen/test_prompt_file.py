@@ -53,7 +53,7 @@ def brief(prompt: SeedPrompt) -> tuple[str, str]:
                 '{"question_id": 81, "category": "writing", "turns": ["Write.", "Again."]}',
                 '{"question_id": 82, "category": "qa", "turns": ["Who?"]}',
             ),
-            "first user turn in `turns`",
+            "user turns in `turns`",
             [("writing", "Write."), ("qa", "Who?")],
         ),
         (
@@ -90,7 +90,7 @@ def test_public_prompt_sets_are_understood(
     [
         ("gsm8k_test", 1319, "text in `question`", 1),
         ("human_eval", 164, "text in `prompt` (HumanEval)", 1),
-        ("spec_bench", 480, "first user turn in `turns`", 13),
+        ("spec_bench", 480, "user turns in `turns`", 13),
         ("self_instruct_seed_tasks", 175, "text in `instruction` with its input", 1),
     ],
 )

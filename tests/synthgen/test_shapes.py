@@ -34,7 +34,7 @@ HUMAN, GPT = {"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}
             "text in `instruction` with its input",
             [{"role": "user", "content": "q\n\ni"}],
         ),
-        ({"turns": ["q", "r"]}, "first user turn in `turns`", [USER]),
+        ({"turns": ["q", "r"]}, "user turns in `turns`", [USER]),
         ({"conversations": [HUMAN, GPT]}, "ShareGPT from/value in `conversations`", [USER]),
         ({"conversations": [USER, ASSISTANT]}, "ShareGPT role/content in `conversations`", [USER]),
         (
@@ -82,7 +82,7 @@ def test_a_sharegpt_speaker_has_its_role(name: str, role: str) -> None:
         ({"prompt": "p", "text": "q"}, "text in `text`", [USER]),
         ({"chat": [USER, ASSISTANT]}, "OpenAI messages in `chat`", [USER]),
         ({"chat": [HUMAN, GPT]}, "ShareGPT from/value in `chat`", [USER]),
-        ({"chat": ["q", "r"]}, "first user turn in `chat`", [USER]),
+        ({"chat": ["q", "r"]}, "user turns in `chat`", [USER]),
         ({"instruction": "i", "input": "q"}, "text in `input`", [USER]),
     ],
 )
