@@ -29,19 +29,30 @@ Overrides = Annotated[
 
 
 @app.command()
-def extract(config: Config, set_: Overrides = []) -> None:  # noqa: B006 -- typer makes a new list each time
+def extract(
+    config: Config,
+    set_: Overrides = [],  # noqa: B006 -- typer makes a new list each time
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Ask again for samples whose states could not be had.")
+    ] = False,
+) -> None:
     """Get the verifier's hidden states of every sample through a live vLLM; goes on where it stopped.
+
+    Exit code 1: some samples failed, see failures.jsonl beside the states; the others are there.
 
     Example: `eagle extract configs/demo.yaml`
     """
     with exits():
         loaded = load_config(config, tuple(set_))
-        figures = extract_states(loaded).figures
+        figures = extract_states(loaded, retry_failed=retry_failed).figures
         save_config(loaded, loaded.states_path / "run.yaml")
         console.print(
             f"{figures['tokens']:,} tokens of {figures['samples']:,} samples: "
             f"{in_units(figures['bytes'])} in {loaded.states_path}"
         )
+        if figures["failed"]:
+            console.print(f"{figures['failed']:,} samples failed, see {loaded.states_path}/failures.jsonl")
+            raise typer.Exit(1)
 
 
 @app.command()

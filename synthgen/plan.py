@@ -14,12 +14,10 @@ from typing import Any
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.files import free_bytes, in_units
 from synthgen.corpus.manifest import Manifest, read_manifest
-from synthgen.corpus.verifier_config import STATE_BYTES, read_shape
+from synthgen.corpus.verifier_config import TAPS, read_shape, state_bytes_per_token
 from synthgen.errors import ConfigError
 from synthgen.seeds import split_prompts
 
-TAPS = 4
-"""Hidden states of a token: three aux states and the final one."""
 TRACE_BYTES_PER_TOKEN = 14
 """A journal's line: seven digits and a comma for each id, and six of text."""
 ADAM_BYTES = 12
@@ -168,7 +166,8 @@ def _extract(config: RunConfig, generate: StagePlan, hidden: int, rates: Rates) 
     why = f"{generate.rows:,} rows × extract.max_seq_tokens {config.extract.max_seq_tokens:,}"
     if made is not None and made.complete:
         tokens, why = made.figures["tokens"], "as extracted"
-    per_token = TAPS * hidden * STATE_BYTES
+    dtype = config.extract.states_dtype
+    per_token = state_bytes_per_token(hidden, dtype)
     return StagePlan(
         name="extract",
         rows=generate.rows,
@@ -180,7 +179,7 @@ def _extract(config: RunConfig, generate: StagePlan, hidden: int, rates: Rates) 
         measured=rates.prefill.measured,
         formulas={
             "tokens": why,
-            "disk": f"{tokens:,} tokens × {TAPS} states × hidden size {hidden:,} × {STATE_BYTES} bytes "
+            "disk": f"{tokens:,} tokens × {TAPS} states × hidden size {hidden:,} in {dtype} "
             f"({in_units(config.extract.max_seq_tokens * per_token)} for the longest sample)",
             "work": f"{tokens:,} tokens / {rates.prefill.value:,.0f} a second",
         },
