@@ -89,6 +89,8 @@ ORDER = [
     "eagle.connector",
     "eagle.prefill",
     "eagle.extract",
+    "eagle.reference",
+    "eagle.verify_states",
     "eagle.vocab",
     "eagle.attention",
     "eagle.draft",
