@@ -5,14 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
+from rich.markup import escape
 
 from eagle.accept import accept as measure_acceptance
 from eagle.export import export as export_draft
 from eagle.extract import extract as extract_states
 from eagle.train import train as train_draft
+from eagle.verify_states import Checks, StatesReport, verify_states
 from eagle.vocab import make_vocab
-from synthgen.corpus.console import console, exits
+from synthgen.corpus.console import console, exits, tables
 from synthgen.corpus.files import in_units
 from synthgen.corpus.settings import load_config, save_config
 
@@ -29,19 +32,30 @@ Overrides = Annotated[
 
 
 @app.command()
-def extract(config: Config, set_: Overrides = []) -> None:  # noqa: B006 -- typer makes a new list each time
+def extract(
+    config: Config,
+    set_: Overrides = [],  # noqa: B006 -- typer makes a new list each time
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Ask again for samples whose states could not be had.")
+    ] = False,
+) -> None:
     """Get the verifier's hidden states of every sample through a live vLLM; goes on where it stopped.
+
+    Exit code 1: some samples failed, see failures.jsonl beside the states; the others are there.
 
     Example: `eagle extract configs/demo.yaml`
     """
     with exits():
         loaded = load_config(config, tuple(set_))
-        figures = extract_states(loaded).figures
+        figures = extract_states(loaded, retry_failed=retry_failed).figures
         save_config(loaded, loaded.states_path / "run.yaml")
         console.print(
             f"{figures['tokens']:,} tokens of {figures['samples']:,} samples: "
             f"{in_units(figures['bytes'])} in {loaded.states_path}"
         )
+        if figures["failed"]:
+            console.print(f"{figures['failed']:,} samples failed, see {loaded.states_path}/failures.jsonl")
+            raise typer.Exit(1)
 
 
 @app.command()
@@ -107,6 +121,58 @@ def accept(config: Config, set_: Overrides = []) -> None:  # noqa: B006
             f"acceptance length {figures['acceptance_length']:.2f}, {figures['speedup']:.2f} times the "
             f"output tokens/s, {figures['same_replies']} of {figures['compared_replies']} replies the same"
         )
+
+
+verify = typer.Typer(help="Check what earlier stages left.", no_args_is_help=True)
+app.add_typer(verify, name="verify")
+
+
+@verify.command("states")
+def verify_states_command(
+    config: Config,
+    set_: Overrides = [],  # noqa: B006
+    samples: Annotated[int, typer.Option(help="Samples that are looked at closely.", min=1)] = 16,
+    live: Annotated[
+        bool,
+        typer.Option("--live", help="Compare with a server's own most likely tokens."),
+    ] = False,
+    reference: Annotated[
+        bool, typer.Option("--reference", help="Compare all states with transformers; for small verifiers.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+) -> None:
+    """Check hidden states: checksums, finiteness, token ids, and the tokens that the final states predict.
+
+    Exit code 1: something is wrong with them, named line by line.
+
+    Examples: `eagle verify states my.yaml --live`, `eagle verify states configs/demo.yaml --reference`
+    """
+    with exits():
+        checks = Checks(samples=samples, live=live, reference=reference)
+        report = verify_states(load_config(config, tuple(set_)), checks)
+        if as_json:
+            print(msgspec.json.encode(report).decode())
+        else:
+            _print_states(report)
+        if report.problems:
+            raise typer.Exit(1)
+
+
+def _print_states(report: StatesReport) -> None:
+    out = tables()
+    out.print(f"{report.shards} shards, {report.samples:,} samples, {report.tokens:,} tokens")
+    if report.probe is not None:
+        probe = report.probe
+        out.print(
+            f"most likely next token: {probe.agreement:.2%} of {probe.tokens:,} as the {probe.against} "
+            f"({probe.samples} samples)"
+        )
+    for tap in report.taps:
+        out.print(f"{tap.tap}: median error {tap.median:.2%}, worst token {tap.worst:.2%}")
+    for problem in report.problems:
+        out.print(f"[red]wrong:[/] {escape(problem)}", soft_wrap=True)
+    if not report.problems:
+        out.print("nothing wrong" if report.probe else "nothing wrong; --live compares with a server, too")
 
 
 def main() -> None:

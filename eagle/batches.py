@@ -20,7 +20,7 @@ import torch
 
 from eagle.attention import Starts
 from eagle.draft import positions_of
-from eagle.shards import SampleStates
+from eagle.states import SampleStates
 from synthgen.corpus.samples import Sample, SpanKind
 from synthgen.errors import ArtifactError
 
@@ -50,10 +50,23 @@ class Document:
     the states, since the last sampled token of a reply has none.
     """
 
-    sample_id: str
-    token_ids_T: torch.Tensor
-    states_T4H: torch.Tensor
+    states: SampleStates
     next_kind_T: torch.Tensor
+
+    @property
+    def sample_id(self) -> str:
+        """The sample's id."""
+        return self.states.sample_id
+
+    @property
+    def token_ids_T(self) -> torch.Tensor:
+        """Its tokens, `[T]`."""
+        return self.states.token_ids_T
+
+    @property
+    def targets_P(self) -> torch.Tensor:
+        """The tokens with a supervised successor, but never the first: no slot predicts it."""
+        return self.next_kind_T.nonzero().flatten()[int(self.next_kind_T[0] != Kind.NONE) :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +126,7 @@ def next_kinds(sample: Sample, tokens: int) -> torch.Tensor:
 def join(states: SampleStates, sample: Sample, max_seq_tokens: int) -> Document:
     """Lay a sample's spans over its states, cut to `max_seq_tokens`.
 
-    Raises ArtifactError when the states are not of these tokens.
+    Raises ArtifactError when the states are not of these tokens, or lack a final state that is wanted.
     """
     length = len(states.token_ids_T)
     found, expected = states.token_ids_T.tolist(), list(sample.token_ids[:length])
@@ -126,17 +139,19 @@ def join(states: SampleStates, sample: Sample, max_seq_tokens: int) -> Document:
             f"Remove the states and extract them again"
         )
     length = min(length, max_seq_tokens)
-    return Document(
-        sample_id=sample.id,
-        token_ids_T=states.token_ids_T[:length],
-        states_T4H=states.states_T4H[:length],
-        next_kind_T=next_kinds(sample, length),
-    )
+    document = Document(states=states.cut(length), next_kind_T=next_kinds(sample, length))
+    missing = document.targets_P[~torch.isin(document.targets_P, document.states.final_at_F)]
+    if len(missing):
+        raise ArtifactError(
+            f"sample {sample.id}: the final state of token {int(missing[0])} wasn't kept, but the token "
+            f"after it is supervised now: remove the states and extract them again"
+        )
+    return document
 
 
 def has_targets(document: Document) -> bool:
     """Whether any slot of the document has something to learn: token 0 is never a target."""
-    return bool(document.next_kind_T[1:].any())
+    return len(document.targets_P) > 0
 
 
 def plan_epoch(lengths: list[int], batch_tokens: int, seed: int, epoch: int) -> list[list[int]]:
@@ -159,17 +174,25 @@ def plan_epoch(lengths: list[int], batch_tokens: int, seed: int, epoch: int) -> 
 
 def pack(documents: list[Document], position: Position) -> Batch:
     """Lay documents end to end."""
-    states_T4H = torch.cat([d.states_T4H for d in documents])
     lengths = [len(d.token_ids_T) for d in documents]
     return Batch(
         token_ids_T=torch.cat([d.token_ids_T for d in documents]),
-        aux_T3H=states_T4H[:, :3],
-        final_TH=states_T4H[:, 3],
+        aux_T3H=torch.cat([d.states.aux.read() for d in documents]),
+        final_TH=torch.cat([_final_TH(d.states) for d in documents]),
         next_kind_T=torch.cat([d.next_kind_T for d in documents]),
         starts=tuple(itertools.accumulate(lengths, initial=0)),
         sample_ids=tuple(d.sample_id for d in documents),
         position=position,
     )
+
+
+def _final_TH(states: SampleStates) -> torch.Tensor:
+    """The final states at all tokens, zero where they weren't kept."""
+    kept_FH = states.final.read()
+    if len(kept_FH) == len(states.token_ids_T):
+        return kept_FH
+    final_TH = kept_FH.new_zeros(len(states.token_ids_T), kept_FH.shape[-1])
+    return final_TH.index_copy_(0, states.final_at_F, kept_FH)
 
 
 def batches(documents: list[Document], plans: list[list[list[int]]], start: Position) -> Iterator[Batch]:

@@ -2,7 +2,8 @@
 
 Samples are sent as token ids with one token to generate; the connector writes each one's states
 into a spool, from where they are packed into shards. Shards that are there are trusted by their
-checksum; what they lack is sent again. Nothing is kept whose token ids aren't the sample's.
+checksum; what they lack is sent again. A sample whose states can't be had is a record in
+`failures.jsonl`, and is asked for again the next time.
 """
 
 from __future__ import annotations
@@ -14,18 +15,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-
-from eagle.shards import SampleStates, ShardEntry, read_index, verify_shard, write_shard
+from eagle.prefill import Prefill
+from eagle.shards import ShardEntry, read_index, token_hash, verify_shard, write_shard
+from eagle.states import SampleStates
 from eagle.taps import CONVENTION, TapPoints
-from synthgen.client.api import ApiClient, client_for
-from synthgen.client.control import Control, api_key
+from synthgen.client.api import client_for
+from synthgen.client.control import Control, Fingerprint, api_key
 from synthgen.client.launch import capturing, served
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import bar, console
 from synthgen.corpus.files import require_free_disk
+from synthgen.corpus.journal import read_journal, write_journal
 from synthgen.corpus.manifest import (
     Manifest,
     Speed,
@@ -37,19 +37,29 @@ from synthgen.corpus.manifest import (
     require_manifest,
     write_manifest,
 )
+from synthgen.corpus.records import Record
 from synthgen.corpus.samples import Sample, read_samples
-from synthgen.corpus.verifier_config import VerifierShape, read_shape
-from synthgen.errors import ArtifactError, ServerMismatch
+from synthgen.corpus.verifier_config import VerifierShape, read_shape, state_bytes_per_token
+from synthgen.errors import ArtifactError, RequestFailed
 
-FILE_WAIT_S = 60.0
-"""A reply may come before its file; a writer that takes longer than this has failed."""
+FAILURES_NAME = "failures.jsonl"
+FAILURES_IN_A_ROW = 8
+"""When as many samples fail before any has come, it isn't the samples."""
 
 
-def extract(config: RunConfig) -> Manifest:
+class StatesFailure(Record, frozen=True, kw_only=True):
+    """A sample whose states could not be had; running again asks for them again."""
+
+    sample_id: str
+    message: str
+
+
+def extract(config: RunConfig, *, retry_failed: bool = False) -> Manifest:
     """Bring the shards up to the dataset; return their manifest.
 
-    Raises ArtifactError when the shards there don't fit or a sample's states aren't its own, DiskError
-    when the disk is too small, both before a server is started.
+    Samples that failed before are asked for again with `retry_failed`, or when a server is needed anyway.
+    Raises ArtifactError when the shards there don't fit, DiskError when the disk is too small, both before a
+    server is started; ArtifactError when the server's tokenizer isn't that of the corpus.
     """
     dataset = require_manifest(config.dataset_path, "synthgen mix CONFIG")
     shape = read_shape(Path(config.verifier.model))
@@ -60,10 +70,15 @@ def extract(config: RunConfig) -> Manifest:
         require_fit(config.states_path, before, settings=settings, inputs=before.inputs)
     todo = _missing(config)
     inputs = {"dataset": digest_of(dataset)}
-    if not todo and before is not None and before.complete and before.inputs == inputs:
-        console.print(f"extract: {config.states_path} has all {before.figures['samples']} samples")
+    failures = list(read_journal(config.states_path / FAILURES_NAME, StatesFailure))
+    known = set() if retry_failed else {failure.sample_id for failure in failures}
+    done = before is not None and before.complete and before.inputs == inputs
+    if done and all(sample.id in known for sample in todo):
+        assert before is not None
+        console.print(f"extract: nothing to do for {config.states_path}", soft_wrap=True)
         return before
-    needed = sum(len(s.token_ids) for s in todo) * shape.state_bytes_per_token
+    per_token = state_bytes_per_token(shape.hidden_size, config.extract.states_dtype)
+    needed = sum(len(s.token_ids) for s in todo) * per_token
     require_free_disk(config.states_path, needed, f"the hidden states of {len(todo)} samples")
     started = time.monotonic()
     done_s = before.seconds if before else 0.0
@@ -75,48 +90,77 @@ def extract(config: RunConfig) -> Manifest:
         spool.mkdir(parents=True)
         with served(config, capturing(config, taps.captured, spool)) as servers:
             base_url, key = servers.base_urls[0], api_key(config.server.api_key_env)
-            Control(base_url, key).require_model(config.verifier.served_name)
+            _require_tokenizer(config, Control(base_url, key).fingerprint(config.verifier.served_name))
             began = time.monotonic()
-            asyncio.run(_extract_all(config, base_url, todo, spool, taps, shape))
+            failures = asyncio.run(_extract_all(config, base_url, todo, spool, taps, shape))
             tokens = sum(len(sample.token_ids) for sample in todo)
             speed = Speed(tokens_per_s=tokens / (time.monotonic() - began), load_s=servers.load_s)
         shutil.rmtree(spool)
+    write_journal(config.states_path / FAILURES_NAME, failures if todo else [])
     seconds = done_s + time.monotonic() - started
     return _write(config, settings, inputs, seconds=seconds, speed=speed, complete=True)
+
+
+def _require_tokenizer(config: RunConfig, found: Fingerprint) -> None:
+    """Raise ArtifactError when a server would read the dataset's ids as other tokens."""
+    corpus = read_manifest(config.corpus_path)
+    known = corpus.figures.get("server", {}).get("tokenizer") if corpus else None
+    if known is not None and known != found.tokenizer:
+        raise ArtifactError(
+            f"{config.corpus_path} was generated with tokenizer {known}, this server's is {found.tokenizer}: "
+            f"serve the same checkpoint, or choose another run_dir"
+        )
 
 
 def _missing(config: RunConfig) -> list[Sample]:
     entries = read_index(config.states_path)
     for entry in entries:
         verify_shard(config.states_path, entry)
-    have = {sample_id for entry in entries for sample_id in entry.sample_ids}
-    return [
-        sample
-        for sample in read_samples(config.train_path, config.extract.max_seq_tokens)
-        if sample.id not in have
-    ]
+    have = {
+        sample_id: (entry.file, hashed)
+        for entry in entries
+        for sample_id, hashed in zip(entry.sample_ids, entry.token_hashes, strict=True)
+    }
+    samples = read_samples(config.train_path, config.extract.max_seq_tokens)
+    for sample in samples:
+        file, hashed = have.get(sample.id, ("", ""))
+        if file and hashed != token_hash(sample.token_ids):
+            raise ArtifactError(
+                f"{config.states_path / file}: has states of sample {sample.id} of other tokens than the "
+                f"dataset has: remove {config.states_path} to extract anew"
+            )
+    return [sample for sample in samples if sample.id not in have]
 
 
 async def _extract_all(
-    config: RunConfig,
-    base_url: str,
-    todo: list[Sample],
-    spool: Path,
-    taps: TapPoints,
-    shape: VerifierShape,
-) -> None:
+    config: RunConfig, base_url: str, todo: list[Sample], spool: Path, taps: TapPoints, shape: VerifierShape
+) -> list[StatesFailure]:
+    """Write the states of `todo` into shards; return those that could not be had."""
     settings = config.extract
     client = client_for(
         config, base_url, concurrency=settings.concurrency, max_tokens=settings.max_seq_tokens
     )
+    source = Prefill(
+        model=config.verifier.served_name,
+        client=client,
+        spool=spool,
+        taps=taps,
+        hidden_size=shape.hidden_size,
+        config=settings,
+    )
     batch: list[SampleStates] = []
+    failures: list[StatesFailure] = []
     try:
         async with client:
             with bar("extract", len(todo)) as progress:
                 started, tokens = time.monotonic(), 0
-                async for states in _in_flight(config, client, todo, spool, taps, shape.hidden_size):
-                    batch.append(states)
-                    tokens += len(states.token_ids_T)
+                async for states in _in_flight(source, todo, settings.concurrency):
+                    if isinstance(states, StatesFailure):
+                        failures.append(states)
+                        _require_some(failures, tokens)
+                    else:
+                        batch.append(states)
+                        tokens += len(states.token_ids_T)
                     progress.advance(note=f"{tokens / (time.monotonic() - started):,.0f} tok/s")
                     if sum(len(s.token_ids_T) for s in batch) >= settings.shard_tokens:
                         full, batch = batch, []
@@ -124,19 +168,25 @@ async def _extract_all(
     finally:  # an interrupted run keeps what it has
         if batch:
             write_shard(config.states_path, batch)
+    return failures
+
+
+def _require_some(failures: list[StatesFailure], tokens: int) -> None:
+    """Raise ArtifactError when samples fail and none has come: then it isn't the samples."""
+    if len(failures) >= FAILURES_IN_A_ROW and not tokens:
+        raise ArtifactError(f"the first {len(failures)} samples all failed; the last: {failures[-1].message}")
 
 
 async def _in_flight(
-    config: RunConfig, client: ApiClient, todo: list[Sample], spool: Path, taps: TapPoints, hidden_size: int
-) -> AsyncIterator[SampleStates]:
-    """Yield states in the order of `todo`, with extract.concurrency requests ahead."""
-    waiting: list[asyncio.Task[SampleStates]] = []
+    source: Prefill, todo: list[Sample], concurrency: int
+) -> AsyncIterator[SampleStates | StatesFailure]:
+    """Yield states, or why there are none, in the order of `todo`, with `concurrency` requests ahead."""
+    waiting: list[asyncio.Task[SampleStates | StatesFailure]] = []
     queue = iter(todo)
     try:
         while True:
-            while len(waiting) < config.extract.concurrency and (sample := next(queue, None)) is not None:
-                request = _one(config.verifier.served_name, client, sample, spool, taps, hidden_size)
-                waiting.append(asyncio.create_task(request))
+            while len(waiting) < concurrency and (sample := next(queue, None)) is not None:
+                waiting.append(asyncio.create_task(_one(source, sample)))
             if not waiting:
                 return
             yield await waiting.pop(0)
@@ -146,65 +196,11 @@ async def _in_flight(
         await asyncio.gather(*waiting, return_exceptions=True)
 
 
-async def _one(
-    model: str, client: ApiClient, sample: Sample, spool: Path, taps: TapPoints, hidden_size: int
-) -> SampleStates:
-    body: dict[str, Any] = {
-        "model": model,
-        "prompt": sample.token_ids,
-        "max_tokens": 1,
-        "temperature": 0,
-        "add_special_tokens": False,
-        "kv_transfer_params": {"states": "prompt"},
-    }
-    reply, _ = await client.complete(body)
-    told = reply.kv_transfer_params or {}
-    name = told.get("states_file")
-    if not isinstance(name, str):
-        raise ServerMismatch(
-            "the server returned no hidden states: it runs without the connector. Start it with `synthgen "
-            "serve CONFIG --role capture`"
-        )
-    if told.get("layer_ids") != list(taps.captured):
-        raise ServerMismatch(
-            f"the server captures layers {told.get('layer_ids')}, this run wants {list(taps.captured)}: "
-            f"start it anew with `synthgen serve CONFIG --role capture`"
-        )
-    tensors = await asyncio.to_thread(take_states, spool / Path(name).name)
-    return check_states(sample, tensors["token_ids"], tensors["states"], hidden_size)
-
-
-def take_states(path: Path) -> dict[str, torch.Tensor]:
-    """Read and remove a spool file once it is there; it appears by a rename, so it is whole."""
-    give_up = time.monotonic() + FILE_WAIT_S
-    while not path.exists():
-        if time.monotonic() > give_up:
-            raise ArtifactError(
-                f"{path} did not appear within {FILE_WAIT_S:.0f} s: the server's log says why the connector "
-                f"could not write it; if the server runs on another machine, the run directory must be shared"
-            )
-        time.sleep(0.01)
+async def _one(source: Prefill, sample: Sample) -> SampleStates | StatesFailure:
     try:
-        tensors = load_file(path)
-    except SafetensorError as error:
-        raise ArtifactError(f"{path}: damaged: {error}") from error
-    path.unlink()
-    return tensors
-
-
-def check_states(
-    sample: Sample, token_ids_T: torch.Tensor, states_T4H: torch.Tensor, hidden_size: int
-) -> SampleStates:
-    """A sample's states, or an ArtifactError when they are another's, of another size, or not finite."""
-    if tuple(token_ids_T.tolist()) != sample.token_ids:
-        raise ArtifactError(f"sample {sample.id}: the states that came back are of other token ids")
-    if tuple(states_T4H.shape[1:]) != (4, hidden_size):
-        raise ArtifactError(
-            f"sample {sample.id}: states are {tuple(states_T4H.shape)}, expected [T, 4, {hidden_size}]"
-        )
-    if not torch.isfinite(states_T4H).all():
-        raise ArtifactError(f"sample {sample.id}: the states have values that are not finite")
-    return SampleStates(sample_id=sample.id, token_ids_T=token_ids_T, states_T4H=states_T4H)
+        return await source.states_of(sample)
+    except (RequestFailed, ArtifactError) as error:
+        return StatesFailure(sample_id=sample.id, message=str(error))
 
 
 def _settings(config: RunConfig, taps: TapPoints) -> dict[str, Any]:
@@ -213,6 +209,7 @@ def _settings(config: RunConfig, taps: TapPoints) -> dict[str, Any]:
         "taps": {"ids": taps.captured, "convention": CONVENTION, "final": "before the norm"},
         "max_seq_tokens": config.extract.max_seq_tokens,
         "dtype": config.server.dtype,
+        "stored": {"dtype": config.extract.states_dtype, "final": config.extract.final_states},
     }
 
 
@@ -235,6 +232,7 @@ def _write(
             "tokens": sum(entry.num_tokens for entry in entries),
             "bytes": sum(entry.num_bytes for entry in entries),
             "shards": len(entries),
+            "failed": sum(1 for _ in read_journal(config.states_path / FAILURES_NAME, StatesFailure)),
             "content": digest([entry.sha256 for entry in entries]),
         },
         seconds=seconds,

@@ -2,9 +2,14 @@
 
 A shard is one safetensors file, written aside and renamed:
 
-    token_ids   [T]        int64, all samples end to end
-    states      [T, 4, H]  the three aux states and the final state before the norm
-    starts      [N + 1]    int64, where each sample begins, and T
+    token_ids     [T]        int64, all samples end to end
+    aux           [T, 3, H]  the three aux states, bfloat16 or fp8
+    aux_scales    [T, 3]     float32, of fp8 states only
+    final         [F, H]     the final state before the norm, of the tokens that keep it
+    final_scales  [F]
+    final_at      [F]        int64, which tokens of their sample those are
+    starts        [N + 1]    int64, where each sample begins, and T
+    final_starts  [N + 1]    the same in `final`, and F
 
 and the sample ids in its metadata. `index.jsonl` beside the shards has one line a shard with its
 sha256: a shard that isn't in the index, or whose digest differs, does not count.
@@ -12,14 +17,17 @@ sha256: a shard that isn't in the index, or whose digest differs, does not count
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import hashlib
+import itertools
+from array import array
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 import torch
 from safetensors import safe_open
 
+from eagle.states import Rows, SampleStates
 from eagle.tensors import save_tensors
 from synthgen.corpus.files import sha256_of, written_aside
 from synthgen.corpus.records import Record
@@ -36,33 +44,26 @@ class ShardEntry(Record, frozen=True, kw_only=True):
     num_tokens: int
     num_bytes: int
     sample_ids: tuple[str, ...]
+    token_hashes: tuple[str, ...]
+    """`token_hash` of each sample's ids."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleStates:
-    """The states of one sample: token_ids_T `[T]`, states_T4H `[T, 4, H]`."""
-
-    sample_id: str
-    token_ids_T: torch.Tensor
-    states_T4H: torch.Tensor
-
-    def __post_init__(self) -> None:
-        tokens, states = tuple(self.token_ids_T.shape), tuple(self.states_T4H.shape)
-        if len(states) != 3 or states[1] != 4 or tokens != states[:1]:
-            raise ArtifactError(
-                f"sample {self.sample_id}: states {states} don't fit token ids {tokens}; expected [T, 4, H]"
-            )
+def token_hash(token_ids: Iterable[int]) -> str:
+    """16 hex digits of the sha256 of token ids."""
+    return hashlib.sha256(array("q", token_ids).tobytes()).hexdigest()[:16]
 
 
 def write_shard(directory: Path, samples: list[SampleStates]) -> ShardEntry:
     """Write `samples` as the next shard of `directory` and enter it in the index; return the entry."""
     number = len(read_index(directory))
     path = directory / f"states-{number:05d}.safetensors"
-    lengths = torch.tensor([0] + [len(s.token_ids_T) for s in samples])
     tensors = {
         "token_ids": torch.cat([s.token_ids_T for s in samples]).long(),
-        "states": torch.cat([s.states_T4H for s in samples]).contiguous(),
-        "starts": lengths.cumsum(0),
+        "starts": _starts(len(s.token_ids_T) for s in samples),
+        "final_at": torch.cat([s.final_at_F for s in samples]).long(),
+        "final_starts": _starts(len(s.final) for s in samples),
+        **_joined("aux", [s.aux for s in samples]),
+        **_joined("final", [s.final for s in samples]),
     }
     ids = tuple(s.sample_id for s in samples)
     with written_aside(path) as aside:
@@ -73,11 +74,23 @@ def write_shard(directory: Path, samples: list[SampleStates]) -> ShardEntry:
         num_tokens=len(tensors["token_ids"]),
         num_bytes=path.stat().st_size,
         sample_ids=ids,
+        token_hashes=tuple(token_hash(s.token_ids_T.tolist()) for s in samples),
     )
     entries = [*read_index(directory), entry]
     with written_aside(directory / INDEX_NAME) as aside:
         aside.write_bytes(b"".join(msgspec.json.encode(e) + b"\n" for e in entries))
     return entry
+
+
+def _starts(lengths: Iterable[int]) -> torch.Tensor:
+    return torch.tensor(list(itertools.accumulate(lengths, initial=0)))
+
+
+def _joined(name: str, parts: list[Rows]) -> dict[str, torch.Tensor]:
+    """The states of several samples, and their scales if there are any."""
+    tensors = {name: torch.cat([part.values for part in parts]).contiguous()}
+    scales = [part.scales for part in parts if part.scales is not None]
+    return tensors | ({f"{name}_scales": torch.cat(scales)} if scales else {})
 
 
 def read_index(directory: Path) -> list[ShardEntry]:
@@ -106,13 +119,18 @@ def verify_shard(directory: Path, entry: ShardEntry) -> None:
 
 def read_shard(directory: Path, entry: ShardEntry) -> Iterator[SampleStates]:
     """Yield a shard's samples; the tensors are views of the memory-mapped file."""
-    with safe_open(directory / entry.file, framework="pt") as tensors:
-        token_ids_T: torch.Tensor = tensors.get_tensor("token_ids")
-        states_T4H: torch.Tensor = tensors.get_tensor("states")
-        starts: list[int] = tensors.get_tensor("starts").tolist()
-    for sample_id, start, end in zip(entry.sample_ids, starts, starts[1:], strict=False):
+    with safe_open(directory / entry.file, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 -- no mapping
+    aux, final = (Rows(tensors[name], tensors.get(f"{name}_scales")) for name in ("aux", "final"))
+    tokens = itertools.pairwise(tensors["starts"].tolist())
+    finals = itertools.pairwise(tensors["final_starts"].tolist())
+    for sample_id, (start, end), (first, last) in zip(entry.sample_ids, tokens, finals, strict=True):
         yield SampleStates(
-            sample_id=sample_id, token_ids_T=token_ids_T[start:end], states_T4H=states_T4H[start:end]
+            sample_id=sample_id,
+            token_ids_T=tensors["token_ids"][start:end],
+            aux=aux[start:end],
+            final=final[first:last],
+            final_at_F=tensors["final_at"][first:last],
         )
 
 

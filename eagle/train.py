@@ -239,7 +239,7 @@ def read_documents(config: RunConfig) -> list[Document]:
     samples = {sample.id: sample for sample in read_samples(config.train_path, config.extract.max_seq_tokens)}
     documents = join_all(read_all(config.states_path), samples, config.train.max_seq_tokens)
     hidden_size = read_shape(Path(config.verifier.model)).hidden_size
-    found = documents[0].states_T4H.shape[-1]
+    found = documents[0].states.aux.values.shape[-1]
     if found != hidden_size:
         raise ArtifactError(
             f"{config.states_path}: states have hidden size {found}, the verifier {hidden_size}: they are "

@@ -27,6 +27,7 @@ from synthgen.conversation import Open, next_prompt, open_of
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.journal import Journal
 from synthgen.corpus.records import Failure, FailureKind, Finish, SeedPrompt, Timing
+from synthgen.corpus.samples import thinking_length
 from synthgen.errors import RequestFailed, ServerError, ServerUnreachable, first_of
 from synthgen.interrupts import draining
 from synthgen.limiter import Limit, first_limit
@@ -35,7 +36,7 @@ from synthgen.pool import LOOK_S, Endpoint, Pool
 from synthgen.resume import Held, RowKey
 from synthgen.schedule import Key, LengthModel, Schedule
 from synthgen.tally import Tally
-from synthgen.traces import ServerFacts, sampling_of, thinking_length, trace_of
+from synthgen.traces import ServerFacts, sampling_of, trace_of
 
 MOST_SERVERS_LOST = 5
 """A row that a server went away with this often is a failure: it may be what kills it."""

@@ -7,125 +7,22 @@ and its speed replaces the assumed one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.files import free_bytes, in_units
 from synthgen.corpus.manifest import Manifest, read_manifest
-from synthgen.corpus.records import SeedPrompt
-from synthgen.corpus.verifier_config import STATE_BYTES, read_shape
+from synthgen.corpus.verifier_config import TAPS, read_shape, state_bytes_per_token
+from synthgen.costs import Plan, Rate, Rates, Replies, StagePlan
 from synthgen.errors import ConfigError
 from synthgen.seeds import split_prompts
 
-TAPS = 4
-"""Hidden states of a token: three aux states and the final one."""
 TRACE_BYTES_PER_TOKEN = 14
 """A journal's line: seven digits and a comma for each id, and six of text."""
 ADAM_BYTES = 12
 """A trained parameter in a checkpoint: float32 weight and two float32 moments."""
 CHECKPOINTS = 3
 """Two are kept while the next is written."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """A speed, or a server's start, and whether it was measured."""
-
-    value: float
-    measured: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
-    """What times are computed with."""
-
-    load_s: Rate
-    generate: Rate
-    prefill: Rate
-    train: Rate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replies:
-    """What a run asks for: conversations, and the replies in them."""
-
-    rows: int
-    count: int
-    """One a turn: each is a trace, and a sample."""
-    written: int
-    """Replies in the journal: a trace repeats those before it."""
-
-    @classmethod
-    def of(cls, prompts: Iterable[SeedPrompt], samples_per_prompt: int) -> Replies:
-        """Those of the prompts, each sampled so often, when no conversation ends early."""
-        turns = [1 + len(prompt.turns) for prompt in prompts]
-        return cls(
-            rows=len(turns) * samples_per_prompt,
-            count=sum(turns) * samples_per_prompt,
-            written=sum(n * (n + 1) // 2 for n in turns) * samples_per_prompt,
-        )
-
-    def __str__(self) -> str:
-        single = self.count == self.rows
-        return (
-            f"{self.rows:,} rows" if single else f"{self.count:,} replies (one a turn of {self.rows:,} rows)"
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StagePlan:
-    """One stage."""
-
-    name: str
-    rows: int
-    tokens: int
-    disk_bytes: int
-    starts: int
-    """Servers that are loaded, one after the other."""
-    load_s: float
-    """Of all starts; the same however many rows there are."""
-    work_s: float
-    measured: bool
-    """Whether its speed was measured here."""
-    formulas: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """A run's stages, in order."""
-
-    run_dir: str
-    stages: tuple[StagePlan, ...]
-    free_bytes: int
-    load_rate: Rate
-
-    @property
-    def disk_bytes(self) -> int:
-        """Of all stages together."""
-        return sum(stage.disk_bytes for stage in self.stages)
-
-    @property
-    def load_s(self) -> float:
-        """Fixed: what the servers' starts take."""
-        return sum(stage.load_s for stage in self.stages)
-
-    @property
-    def work_s(self) -> float:
-        """Marginal: what grows with the rows."""
-        return sum(stage.work_s for stage in self.stages)
-
-    @property
-    def rows_worth_the_load(self) -> int:
-        """Rows from which on the work takes longer than the starts."""
-        rows = max(stage.rows for stage in self.stages)
-        return math.ceil(self.load_s * rows / self.work_s) if self.work_s else 0
-
-    def stage(self, name: str) -> StagePlan:
-        """The stage of that name."""
-        return next(stage for stage in self.stages if stage.name == name)
 
 
 def plan(config: RunConfig, *, free: int | None = None) -> Plan:
@@ -191,16 +88,29 @@ def _generate(config: RunConfig, replies: Replies, rates: Rates) -> StagePlan:
     )
 
 
+def _dataset_rows(config: RunConfig, replies: Replies) -> tuple[int, str]:
+    """Rows that are trained on, and where the figure is from."""
+    made = read_manifest(config.dataset_path)
+    if made is not None:
+        return made.figures["rows"], f"{made.figures['rows']:,} rows of the dataset"
+    native = sum(part.share for part in config.mix.parts if part.traces is not None)
+    if not native or native > 1 - 1e-6:
+        return replies.count, str(replies)
+    return math.ceil(replies.count / native), f"({replies} / {native:g}, the traces' share of the dataset)"
+
+
 def _extract(config: RunConfig, replies: Replies, hidden: int, rates: Rates) -> StagePlan:
     made = read_manifest(config.states_path)
-    tokens = replies.count * config.extract.max_seq_tokens
-    why = f"{replies} × extract.max_seq_tokens {config.extract.max_seq_tokens:,}"
+    rows, rows_why = _dataset_rows(config, replies)
+    tokens = rows * config.extract.max_seq_tokens
+    why = f"{rows_why} × extract.max_seq_tokens {config.extract.max_seq_tokens:,}"
     if made is not None and made.complete:
         tokens, why = made.figures["tokens"], "as extracted"
-    per_token = TAPS * hidden * STATE_BYTES
+    dtype = config.extract.states_dtype
+    per_token = state_bytes_per_token(hidden, dtype)
     return StagePlan(
         name="extract",
-        rows=replies.count,
+        rows=rows,
         tokens=tokens,
         disk_bytes=tokens * per_token,
         starts=1,
@@ -209,7 +119,7 @@ def _extract(config: RunConfig, replies: Replies, hidden: int, rates: Rates) -> 
         measured=rates.prefill.measured,
         formulas={
             "tokens": why,
-            "disk": f"{tokens:,} tokens × {TAPS} states × hidden size {hidden:,} × {STATE_BYTES} bytes "
+            "disk": f"{tokens:,} tokens × {TAPS} states × hidden size {hidden:,} in {dtype} "
             f"({in_units(config.extract.max_seq_tokens * per_token)} for the longest sample)",
             "work": f"{tokens:,} tokens / {rates.prefill.value:,.0f} a second",
         },
@@ -281,25 +191,3 @@ def _hidden_size(config: RunConfig) -> int:
             f"one of them, or the hidden states can't be sized"
         )
     return config.plan.hidden_size
-
-
-def as_figures(made: Plan) -> dict[str, Any]:
-    """A plan as JSON: what `synthgen plan --json` prints."""
-    return {
-        "stages": {
-            stage.name: {
-                "rows": stage.rows,
-                "tokens": stage.tokens,
-                "disk_bytes": stage.disk_bytes,
-                "load_s": stage.load_s,
-                "work_s": round(stage.work_s, 1),
-                "measured": stage.measured,
-            }
-            for stage in made.stages
-        },
-        "disk_bytes": made.disk_bytes,
-        "free_bytes": made.free_bytes,
-        "load_s": made.load_s,
-        "work_s": round(made.work_s, 1),
-        "rows_worth_the_load": made.rows_worth_the_load,
-    }

@@ -7,8 +7,8 @@ from rich.table import Table
 
 from synthgen.corpus.console import tables
 from synthgen.corpus.files import SPARE, in_units
+from synthgen.costs import Plan
 from synthgen.panel import duration
-from synthgen.plan import Plan
 
 
 def print_plan(plan: Plan, *, explain: bool = False, stderr: bool = False) -> None:

@@ -10,9 +10,9 @@ from synthgen.conversation import Open, open_after
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.journal import read_journal, segments
 from synthgen.corpus.records import Finish, Message, SeedPrompt
+from synthgen.corpus.samples import thinking_length
 from synthgen.corpus.token_ids import count_ids
 from synthgen.tally import Tally
-from synthgen.traces import thinking_length
 
 RowKey = tuple[str, int]
 """Seed id and sample index."""

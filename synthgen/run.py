@@ -26,15 +26,17 @@ from synthgen.corpus.files import free_bytes, in_units, require_free_disk
 from synthgen.corpus.manifest import read_manifest, require_manifest
 from synthgen.corpus.settings import save_config
 from synthgen.corpus.verifier_config import VerifierShape, read_shape
+from synthgen.costs import StagePlan
 from synthgen.errors import ConfigError, DiskError, SynthgenError
-from synthgen.plan import StagePlan, plan
+from synthgen.plan import plan
 
 DISK_WATCH_S = 5.0
 DISK_RESERVE_BYTES = 1 << 30
 """A stage is stopped when less than this is free: what it has in memory must still find its place."""
 WHAT = {"generate": "the traces", "extract": "the hidden states", "train": "the checkpoints"}
 ROWS_FAILED = 1
-"""What `synthgen generate` ends with when some rows are failures."""
+"""What a stage ends with that has made records of some failures."""
+MAY_LACK_ROWS = ("synthgen generate", "eagle extract")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ def _run_stage(stage: Stage, config_path: Path, run_path: Path) -> None:
     if code == 130:
         raise KeyboardInterrupt
     made = read_manifest(stage.artifact)
-    if code == ROWS_FAILED and stage.name == "synthgen generate" and made is not None and made.complete:
+    if code == ROWS_FAILED and stage.name in MAY_LACK_ROWS and made is not None and made.complete:
         console.print("going on without the rows that failed")
     elif code != 0:
         raise StageFailed(stage, code)

@@ -98,15 +98,6 @@ def trace_of(
     )
 
 
-def thinking_length(thinking: bool, think_end: int | None, tool_start: int | None, length: int) -> int:
-    """Output tokens of a trace of `length` that belong to its thinking, `</think>` included."""
-    if not thinking:
-        return 0
-    if think_end is not None:
-        return think_end + 1
-    return length if tool_start is None else tool_start
-
-
 def _boundaries(ids: msgspec.Raw, markers: Markers, thinking: bool) -> tuple[int | None, int | None]:
     """Where thinking closes and where the tool section opens, which may close thinking by itself."""
     tool_start = None if markers.tool_section is None else index_of(ids, markers.tool_section)

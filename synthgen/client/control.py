@@ -176,6 +176,13 @@ class Control:
         body = {"model": model, "tokens": tokens}
         return str(self._json("POST", f"{self.root_url}/detokenize", json=body)["prompt"])
 
+    def likeliest(self, model: str, token_ids: list[int]) -> list[int | None]:
+        """After each token the one the model holds most likely; None after the last."""
+        body = {"model": model, "prompt": token_ids, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 1}
+        reply = self._json("POST", f"{self.base_url}/completions", json=body)
+        by_token: list[dict[str, Any] | None] = reply["choices"][0]["prompt_logprobs"]
+        return [*(_first_ranked(ranks) for ranks in by_token[1:]), None]
+
     def fingerprint(self, model: str) -> Fingerprint:
         """What the server is: model, limits, version, tokenizer and template."""
         entry = self.require_model(model)
@@ -260,6 +267,11 @@ class Control:
                 f"{url} answered {status}: {response.text[:300]}. A base URL ends in /v1 and is a vLLM's"
             )
         return response
+
+
+def _first_ranked(ranks: dict[str, Any] | None) -> int | None:
+    """The token of rank 1 among a position's `prompt_logprobs`."""
+    return next((int(token) for token, told in (ranks or {}).items() if told["rank"] == 1), None)
 
 
 def parse_load(metrics: str) -> ServerLoad | None:

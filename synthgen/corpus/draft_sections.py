@@ -17,6 +17,10 @@ class ExtractConfig(Section, frozen=True, kw_only=True):
     shard_tokens: int
     """Tokens in one file of states."""
     concurrency: int
+    states_dtype: Literal["bfloat16", "float8_e4m3fn"]
+    """How states are stored; float8 takes half the bytes, with a scale for each token and tap."""
+    final_states: Literal["all", "supervised"]
+    """Where the final state is kept: at all tokens, or only where a supervised one follows."""
 
     def __post_init__(self) -> None:
         positive(self, "max_seq_tokens", "shard_tokens", "concurrency")

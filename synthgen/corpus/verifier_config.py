@@ -10,8 +10,10 @@ import msgspec
 from synthgen.corpus.records import Record
 from synthgen.errors import ArtifactError
 
-STATE_BYTES = 2
-"""bfloat16."""
+TAPS = 4
+"""States of a token: three aux states and the final one."""
+SCALE_BYTES = 4
+"""A float32 scale for each fp8 state."""
 
 
 class VerifierShape(Record, frozen=True, kw_only=True):
@@ -24,10 +26,12 @@ class VerifierShape(Record, frozen=True, kw_only=True):
     bos_token_id: int | None
     eos_token_id: int | None
 
-    @property
-    def state_bytes_per_token(self) -> int:
-        """Bytes of one token's four states: 57,344 for Kimi-K2.5's hidden size of 7168."""
-        return 4 * self.hidden_size * STATE_BYTES
+
+def state_bytes_per_token(hidden_size: int, states_dtype: str) -> int:
+    """Bytes of one token's four states: 57,344 for Kimi-K2.5's hidden size of 7168 in bfloat16."""
+    if states_dtype == "bfloat16":
+        return TAPS * hidden_size * 2
+    return TAPS * (hidden_size + SCALE_BYTES)
 
 
 def read_shape(model: Path) -> VerifierShape:

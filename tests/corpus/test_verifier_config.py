@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from synthgen.corpus.verifier_config import read_shape
+from synthgen.corpus.verifier_config import read_shape, state_bytes_per_token
 from synthgen.errors import ArtifactError
 
 KIMI = {"hidden_size": 7168, "vocab_size": 163840, "num_hidden_layers": 61, "rms_norm_eps": 1e-5,
@@ -28,8 +28,9 @@ def test_flat_and_nested_configs_read_alike(tmp_path: Path, values: dict[str, An
         61,
         163586,
     )
-    assert shape.state_bytes_per_token == 57_344
-    assert 512 * shape.state_bytes_per_token == 29_360_128
+    assert state_bytes_per_token(shape.hidden_size, "bfloat16") == 57_344
+    assert 512 * state_bytes_per_token(shape.hidden_size, "bfloat16") == 29_360_128
+    assert state_bytes_per_token(shape.hidden_size, "float8_e4m3fn") == 28_688
 
 
 @pytest.mark.parametrize(

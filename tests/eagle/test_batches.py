@@ -21,7 +21,7 @@ from eagle.batches import (
     pack,
     plan_epoch,
 )
-from eagle.shards import SampleStates
+from eagle.states import SampleStates
 from synthgen.corpus.samples import Sample, Span, SpanKind
 from synthgen.errors import ArtifactError
 
@@ -33,15 +33,13 @@ def sample(tokens: int, *spans: tuple[int, int, SpanKind], name: str = "s") -> S
 
 def states(tokens: int, name: str = "s") -> SampleStates:
     values = torch.arange(tokens * 4.0).view(tokens, 4, 1)
-    return SampleStates(sample_id=name, token_ids_T=torch.arange(tokens), states_T4H=values)
+    return SampleStates.captured(name, torch.arange(tokens), values)
 
 
 def batch_of(*kinds: list[int]) -> Batch:
     documents = [
         Document(
-            sample_id=str(n),
-            token_ids_T=torch.arange(len(kind)),
-            states_T4H=torch.zeros(len(kind), 4, 1),
+            states=SampleStates.captured(str(n), torch.arange(len(kind)), torch.zeros(len(kind), 4, 1)),
             next_kind_T=torch.tensor(kind, dtype=torch.uint8),
         )
         for n, kind in enumerate(kinds)
@@ -148,7 +146,9 @@ def test_epochs_differ_in_order() -> None:
 
 def test_packing_keeps_tokens_states_and_starts() -> None:
     """Two documents end to end, without padding: what each row holds and where each begins."""
-    documents = [join(states(n), sample(n, (1, n, SpanKind.RESPONSE), name=str(n)), 64) for n in (2, 3)]
+    documents = [
+        join(states(n, str(n)), sample(n, (1, n, SpanKind.RESPONSE), name=str(n)), 64) for n in (2, 3)
+    ]
     batch = pack(documents, Position(1, 4))
     assert batch.token_ids_T.tolist() == [0, 1, 0, 1, 2]
     assert batch.starts == (0, 2, 5)

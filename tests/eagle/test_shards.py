@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from eagle.shards import SampleStates, read_all, read_index, read_shard, verify_shard, write_shard
+from eagle.shards import read_all, read_index, read_shard, verify_shard, write_shard
+from eagle.states import SampleStates
 from synthgen.errors import ArtifactError
 
 
 def sample(name: str, length: int) -> SampleStates:
     """States that tell their sample, token, tap and feature."""
     states = torch.arange(length * 4 * 3, dtype=torch.float32).reshape(length, 4, 3).bfloat16()
-    return SampleStates(sample_id=name, token_ids_T=torch.arange(length) + 100, states_T4H=states)
+    return SampleStates.captured(name, torch.arange(length) + 100, states)
 
 
 def same(one: SampleStates, other: SampleStates) -> bool:
@@ -22,7 +23,8 @@ def same(one: SampleStates, other: SampleStates) -> bool:
     return (
         one.sample_id == other.sample_id
         and torch.equal(one.token_ids_T, other.token_ids_T)
-        and torch.equal(one.states_T4H, other.states_T4H)
+        and torch.equal(one.aux.read(), other.aux.read())
+        and torch.equal(one.final.read(), other.final.read())
     )
 
 
@@ -37,7 +39,7 @@ def test_samples_read_back_in_order_over_several_shards(tmp_path: Path) -> None:
         "states-00001.safetensors",
     ]
     assert all(same(one, other) for one, other in zip(found, samples, strict=True))
-    assert found[0].states_T4H.dtype == torch.bfloat16
+    assert found[0].aux.read().dtype == torch.bfloat16
 
 
 def test_the_index_states_sizes_and_ids(tmp_path: Path) -> None:
@@ -76,7 +78,7 @@ def test_states_that_do_not_fit_their_tokens_are_refused() -> None:
     with pytest.raises(
         ArtifactError, match=r"states \(3, 4, 2\) don't fit token ids \(2,\); expected \[T, 4, H\]"
     ):
-        SampleStates(sample_id="x", token_ids_T=torch.zeros(2), states_T4H=torch.zeros(3, 4, 2))
+        SampleStates.captured("x", torch.zeros(2), torch.zeros(3, 4, 2))
 
 
 def test_reading_maps_the_file_instead_of_copying_it(tmp_path: Path) -> None:
@@ -88,5 +90,5 @@ def test_reading_maps_the_file_instead_of_copying_it(tmp_path: Path) -> None:
         for line in Path("/proc/self/maps").read_text().splitlines()
         if line.endswith(entry.file)
     ]
-    for states in (one.states_T4H, other.states_T4H):
+    for states in (one.aux.read(), other.aux.read(), one.final.read(), other.final.read()):
         assert any(states.data_ptr() in place for place in mapped)

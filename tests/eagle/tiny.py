@@ -12,7 +12,8 @@ import msgspec
 import torch
 from safetensors.torch import save_file
 
-from eagle.shards import SampleStates, write_shard
+from eagle.shards import write_shard
+from eagle.states import SampleStates
 from eagle.taps import CONVENTION, TapPoints
 from eagle.verifier import VerifierWeights
 from eagle.vocab import make_vocab
@@ -148,10 +149,8 @@ def write_states(config: RunConfig, traces: list[Trace]) -> None:
     """The shards of `traces` and their manifest, as `eagle extract` leaves them."""
     for one in traces:
         sample = sample_of(one).cut(config.extract.max_seq_tokens)
-        states = SampleStates(
-            sample_id=sample.id,
-            token_ids_T=torch.tensor(sample.token_ids),
-            states_T4H=counting_states(sample.token_ids),
+        states = SampleStates.captured(
+            sample.id, torch.tensor(sample.token_ids), counting_states(sample.token_ids)
         )
         write_shard(config.states_path, [states])
     taps = TapPoints(aux=config.extract.aux_layers, num_layers=LAYERS)

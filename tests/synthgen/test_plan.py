@@ -13,8 +13,9 @@ from synthgen.__main__ import app
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.manifest import Speed, manifest_of, write_manifest
 from synthgen.corpus.settings import load_config
+from synthgen.costs import as_figures
 from synthgen.errors import ConfigError, DiskError
-from synthgen.plan import as_figures, plan
+from synthgen.plan import plan
 from synthgen.run import require_disk
 
 KIMI = Path(__file__).parents[2] / "configs/kimi-k2.5.yaml"
@@ -63,7 +64,7 @@ def test_each_figure_has_its_formula_and_json_has_the_figures(tmp_path: Path) ->
     arguments = ["plan", str(KIMI), "--set", f"run_dir={tmp_path}", "--set", single_turn(tmp_path)]
     told = CliRunner().invoke(app, [*arguments, "--explain"])
     assert told.exit_code == 0
-    assert "extract disk = 2,048,000 tokens × 4 states × hidden size 7,168 × 2 bytes" in told.output
+    assert "extract disk = 2,048,000 tokens × 4 states × hidden size 7,168 in bfloat16" in told.output
     assert "generate rows = 500 prompts × generate.samples_per_prompt 2" in told.output
     assert max(len(line) for line in told.output.splitlines() if "=" not in line) <= 100
     figures = msgspec.json.decode(CliRunner().invoke(app, [*arguments, "--json"]).output)

@@ -20,8 +20,9 @@ from synthgen.corpus.records import (
     TruncatedIn,
     seed_id,
 )
+from synthgen.corpus.samples import thinking_length
 from synthgen.errors import RequestFailed
-from synthgen.traces import ServerFacts, thinking_length, trace_of
+from synthgen.traces import ServerFacts, trace_of
 from tests.scripted_server import THINK_END, TOOL_SECTION, chat_reply
 
 SERVER = ServerFacts(

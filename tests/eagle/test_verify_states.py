@@ -1,0 +1,139 @@
+"""Verifying states: a sound set passes, and every way to be wrong is named."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from eagle.__main__ import app
+from eagle.shards import read_all, read_index, write_shard
+from eagle.states import Rows, SampleStates
+from eagle.verifier import read_weights
+from eagle.verify_states import Checks, verify_states
+from synthgen.corpus.config import RunConfig
+from synthgen.corpus.settings import save_config
+from tests.eagle.tiny import tiny_config, write_run
+
+OFFLINE = Checks(samples=8, live=False, reference=False)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunConfig:
+    """A small run with states; its replies are greedy."""
+    config = tiny_config(tmp_path)
+    write_run(config)
+    return config
+
+
+def rewritten(config: RunConfig, change: object) -> None:
+    """Write all shards anew, each sample changed by `change`."""
+    samples = [change(states) for states in read_all(config.states_path)]  # type: ignore[operator]
+    for entry in read_index(config.states_path):
+        (config.states_path / entry.file).unlink()
+    (config.states_path / "index.jsonl").unlink()
+    for states in samples:
+        write_shard(config.states_path, [states])
+
+
+def with_final(states: SampleStates, final_TH: torch.Tensor) -> SampleStates:
+    """The same sample with other final states."""
+    return SampleStates(
+        sample_id=states.sample_id,
+        token_ids_T=states.token_ids_T,
+        aux=states.aux,
+        final=Rows(final_TH),
+        final_at_F=states.final_at_F,
+    )
+
+
+def test_a_sound_set_has_no_problems(run: RunConfig) -> None:
+    """Twelve samples; the greedy replies of eight are what their final states predict."""
+    report = verify_states(run, OFFLINE)
+    assert report.problems == ()
+    assert (report.shards, report.samples) == (12, 12)
+    assert report.probe is not None
+    assert (report.probe.against, report.probe.samples, report.probe.agreement) == ("greedy replies", 8, 1.0)
+
+
+def test_final_states_shifted_by_one_are_caught(run: RunConfig) -> None:
+    """Every most likely token is that of the neighbour."""
+    rewritten(run, lambda states: with_final(states, states.final.read().roll(1, 0)))
+    report = verify_states(run, OFFLINE)
+    assert report.probe is not None
+    assert report.probe.agreement < 0.2
+    assert "they are shifted, or of another layer" in report.problems[0]
+
+
+def test_final_states_after_the_norm_are_caught(run: RunConfig) -> None:
+    """The most likely tokens can't tell where the norm's weights are all one; the states' size does."""
+    norm_H = read_weights(Path(run.verifier.model)).norm_H
+
+    def normed(states: SampleStates) -> SampleStates:
+        final_TH = states.final.read()
+        return with_final(states, torch.nn.functional.rms_norm(final_TH, final_TH.shape[-1:], norm_H, 1e-6))
+
+    rewritten(run, normed)
+    assert verify_states(run, OFFLINE).problems == (
+        "final states: are after the verifier's final norm; they must be taken before it",
+    )
+
+
+def test_damage_and_values_that_are_not_finite_are_named(run: RunConfig) -> None:
+    """Shard and sample stand in the report, which goes on to the end."""
+    first, second = (run.states_path / entry.file for entry in read_index(run.states_path)[:2])
+    data = bytearray(first.read_bytes())
+    data[-1] ^= 1
+    first.write_bytes(data)
+    shutil.rmtree(run.states_path / "spool", ignore_errors=True)
+    problems = verify_states(run, OFFLINE).problems
+    assert "states-00000.safetensors: sha256 is" in problems[0]
+    assert "1 samples of the dataset have no states, the first is seed00-0" in problems
+    assert second.exists()
+
+    def with_nan(states: SampleStates) -> SampleStates:
+        final_TH = states.final.read().clone()
+        final_TH[0, 0] = torch.nan
+        return with_final(states, final_TH)
+
+    first.write_bytes(bytes(data[:-1]) + bytes([data[-1] ^ 1]))
+    rewritten(run, with_nan)
+    assert "sample seed00-0: has states that are not finite" in verify_states(run, OFFLINE).problems
+
+
+def test_token_ids_shifted_by_one_are_caught(run: RunConfig) -> None:
+    """States that were taken of other ids than the dataset's."""
+
+    def shifted(states: SampleStates) -> SampleStates:
+        return SampleStates(
+            sample_id=states.sample_id,
+            token_ids_T=states.token_ids_T.roll(1),
+            aux=states.aux,
+            final=states.final,
+            final_at_F=states.final_at_F,
+        )
+
+    rewritten(run, shifted)
+    problems = verify_states(run, OFFLINE).problems
+    assert "sample seed00-0: its states are of other token ids than the dataset has" in problems
+
+
+def test_the_command_prints_the_report_and_its_exit_code_is_the_verdict(
+    run: RunConfig, tmp_path: Path
+) -> None:
+    """0 for a sound set, 1 with a line for each problem."""
+    path = tmp_path / "c.yaml"
+    save_config(run, path)
+    told = CliRunner().invoke(app, ["verify", "states", str(path)])
+    assert told.exit_code == 0, told.output
+    assert "most likely next token: 100.00% of" in told.output
+    shard = run.states_path / read_index(run.states_path)[0].file
+    tensors = load_file(shard)
+    save_file({**tensors, "aux": tensors["aux"] + 1}, shard)
+    told = CliRunner().invoke(app, ["verify", "states", str(path)])
+    assert told.exit_code == 1
+    assert "wrong: " in told.output
