@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from synthgen.commands import generate, run, serve
+from synthgen.commands import generate, report, run, serve
 
 app = typer.Typer(
     help="Synthetic data from a live inference server, feeding EAGLE-3 draft training.",
@@ -18,6 +18,8 @@ app.command()(generate.generate)
 app.command("mock-server")(serve.mock_server)
 app.command()(run.plan)
 app.command()(run.run)
+app.command()(report.show)
+app.command()(report.report)
 
 
 def main() -> None:
