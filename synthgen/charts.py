@@ -7,13 +7,13 @@ description.
 
 from __future__ import annotations
 
-import html
 import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from synthgen.histograms import nice_step
+from synthgen.page import text
 
 WIDTH, HEIGHT = 360, 210
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 24, 40
@@ -126,7 +126,7 @@ def columns(
         height = y.at(count) * PLOT_HEIGHT
         place = f'x="{_n(LEFT + i * width + 0.5)}" y="{_n(TOP + PLOT_HEIGHT - height)}"'
         size = f'width="{_n(max(width - 1, 0.5))}" height="{_n(height)}"'
-        said = _text(f"{edges[i]} to {edges[i + 1]}: {count:,}")
+        said = text(f"{edges[i]} to {edges[i + 1]}: {count:,}")
         drawn.append(f'<rect class="{kind}" {place} {size}><title>{said}</title></rect>')
     return _svg(title, description, _axes(x, y) + "".join(drawn))
 
@@ -161,8 +161,8 @@ def sparkline(title: str, counts: Sequence[int]) -> str:
         for i, count in enumerate(counts)
     )
     base = f'<line class="grid" x1="0" y1="{height}" x2="{width}" y2="{height}"/>'
-    box = f'viewBox="0 0 {width} {height + 1}" role="img" aria-label="{_text(title)}"'
-    return f'<svg class="spark" {box}><title>{_text(title)}</title>{base}{drawn}</svg>'
+    box = f'viewBox="0 0 {width} {height + 1}" role="img" aria-label="{text(title)}"'
+    return f'<svg class="spark" {box}><title>{text(title)}</title>{base}{drawn}</svg>'
 
 
 def _axes(x: Axis, y: Axis) -> str:
@@ -183,18 +183,18 @@ def _axes(x: Axis, y: Axis) -> str:
 
 
 def _label(x: float, y: float, anchor: str, said: str) -> str:
-    return f'<text x="{_n(x)}" y="{_n(y)}" text-anchor="{anchor}">{_text(said)}</text>'
+    return f'<text x="{_n(x)}" y="{_n(y)}" text-anchor="{anchor}">{text(said)}</text>'
 
 
 def _mark(x: Axis, y: Axis, marker: Marker) -> str:
     at_x, at_y = _x(x, marker.x), _y(y, marker.y)
     right = at_x + len(marker.text) * LETTER > WIDTH
-    below = at_y + 24 if at_y < TOP + PLOT_HEIGHT / 2 else at_y - 12
+    away = TOP + PLOT_HEIGHT - 8 if at_y < TOP + PLOT_HEIGHT / 2 else TOP + 12  # where the line is not
     return (
         f'<line class="mark" x1="{_n(at_x)}" y1="{TOP}" x2="{_n(at_x)}" y2="{TOP + PLOT_HEIGHT}"/>'
         f'<circle class="mark" cx="{_n(at_x)}" cy="{_n(at_y)}" r="4"/>'
-        f'<text class="said" x="{_n(at_x - 7 if right else at_x + 7)}" y="{_n(below)}" '
-        f'text-anchor="{"end" if right else "start"}">{_text(marker.text)}</text>'
+        f'<text class="said" x="{_n(at_x - 7 if right else at_x + 7)}" y="{_n(away)}" '
+        f'text-anchor="{"end" if right else "start"}">{text(marker.text)}</text>'
     )
 
 
@@ -202,8 +202,8 @@ def _svg(title: str, description: str, drawn: str) -> str:
     name = re.sub(r"[^a-z0-9]+", "-", title.lower())
     return (
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-labelledby="{name}-title {name}-desc"><title id="{name}-title">{_text(title)}</title>'
-        f'<desc id="{name}-desc">{_text(description)}</desc>{drawn}</svg>'
+        f'aria-labelledby="{name}-title {name}-desc"><title id="{name}-title">{text(title)}</title>'
+        f'<desc id="{name}-desc">{text(description)}</desc>{drawn}</svg>'
     )
 
 
@@ -217,7 +217,3 @@ def _y(axis: Axis, value: float) -> float:
 
 def _n(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
-
-
-def _text(value: str) -> str:
-    return html.escape(value)

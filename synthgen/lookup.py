@@ -116,7 +116,7 @@ def _require_one_prompt(text: str, found: list[Reply]) -> None:
     first, last = (reply.id.rpartition("-")[0] or reply.id for reply in (found[0], found[-1]))
     if first != last:
         raise ConfigError(
-            f"{text!r} begins the ids of several prompts, {first} and {last} among them: write more of it"
+            f"{text!r} begins the ids of several prompts, {first} and {last} for instance: write more of it"
         )
 
 

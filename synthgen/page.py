@@ -24,7 +24,7 @@ h1{font-size:1.5rem;line-height:1.25;margin:.5rem 0;overflow-wrap:anywhere}
 h2{font-size:1.2rem;margin:2.25rem 0 .75rem;padding-top:.75rem;border-top:1px solid var(--rule)}
 h3{font-size:1rem;margin:1.25rem 0 .5rem}
 p{margin:.5rem 0;max-width:72ch}
-p,td,th,li,summary,dd{overflow-wrap:anywhere}
+p,li,summary,dd,.words{overflow-wrap:anywhere}
 .note{color:var(--soft);font-size:.9rem}
 nav{display:flex;flex-wrap:wrap;gap:.25rem 1rem;font-size:.9rem;margin:.75rem 0}
 a{color:inherit;text-decoration-color:var(--soft);text-underline-offset:.2em}
@@ -56,7 +56,7 @@ table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums
 th,td{text-align:right;padding:.3rem .6rem;border-bottom:1px solid var(--rule);vertical-align:top}
 th:first-child,td:first-child{padding-left:0}
 th.words,td.words{text-align:left}
-td.words{min-width:6rem}
+.words{min-width:6rem}
 thead th{color:var(--soft);font-weight:600;vertical-align:bottom}
 tbody th{font-weight:400}
 .bars{list-style:none;margin:.5rem 0;padding:0;max-width:46rem}
@@ -66,6 +66,7 @@ break-inside:avoid}
 .bars b{font-weight:400;font-variant-numeric:tabular-nums;text-align:right}
 .bars i{grid-column:1/-1;height:.6rem;border-radius:2px;background:var(--panel);overflow:hidden}
 .bars i u{display:block;height:100%;min-width:1px;background:var(--plain)}
+@media (max-width:30rem){table{font-size:.82rem}th,td{padding:.3rem .3rem}}
 details{margin:.5rem 0;border:1px solid var(--rule);border-radius:6px;padding:.4rem .75rem}
 summary{cursor:pointer}
 pre{white-space:pre-wrap;overflow-wrap:anywhere;background:var(--panel);border-radius:6px;

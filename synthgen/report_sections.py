@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 
+import msgspec
+
 from synthgen.census import Quantiles
 from synthgen.charts import (
     Marker,
@@ -23,9 +25,10 @@ from synthgen.page import bars, charts, facts, foldable, html_table, key_figures
 from synthgen.panel import duration
 from synthgen.run_figures import PartFigures, RunFigures, ScreenFigures
 
-ROWS = 30
+ROWS = 20
 """Longest table or bars of domains or sources."""
 TENTHS = tuple(f"{tenth * 10}%" for tenth in range(11))
+UNITS = {"tokens": "supervised tokens", "rows": "rows"}
 TIME_UNITS = (("h", 3600.0), ("min", 60.0), ("s", 1.0))
 
 
@@ -40,7 +43,7 @@ def head(figures: RunFigures) -> str:
     if corpus is not None and corpus.throughput is not None:
         pairs.append(("Generated", f"{_utc(corpus.throughput.started_at)} to {_utc(corpus.ended_at)}"))
     if figures.stages:
-        pairs.append(("Last stage", f"{figures.stages[-1].name}, {figures.stages[-1].written_at}"))
+        pairs.append(("Last stage", f"{figures.stages[-1].name}, {_when(figures.stages[-1].written_at)}"))
         pairs.append(("Versions", _versions(figures)))
     empty = corpus is None and not figures.failures and not figures.stages
     return facts(pairs) + (note("Nothing is in this run directory yet.") if empty else "")
@@ -84,15 +87,13 @@ def lengths(figures: RunFigures) -> str:
     thinks = bool(corpus.thinking_shares)
     names = ["output", *(["thinking"] if thinks else []), "response"]
     rows = [
-        [d.name, f"{d.traces:,}", *(cell for name in names for cell in _middle(getattr(d, name)))]
-        for d in corpus.domains[:ROWS]
+        [domain.name, *(_middle(getattr(domain, name)) for name in names)] for domain in corpus.domains[:ROWS]
     ]
-    titles = ["Domain", "Traces", *(f"{name}, {part}" for name in names for part in ("median", "90 %"))]
     return (
         charts(pair for pair in drawn if pair is not None)
         + "<h3>By domain</h3>"
-        + note("Tokens of the middle reply, and what nine in ten don't exceed.")
-        + table(titles, rows)
+        + note("Tokens: median / 90th percentile.")
+        + table(["Domain", *(name.capitalize() for name in names)], rows)
         + _left_out(corpus.domains)
     )
 
@@ -158,21 +159,18 @@ def mix(config: RunConfig, figures: RunFigures) -> str:
     sizes = {name: _size(part, unit) for name, part in figures.mix.parts.items()}
     total = max(sum(sizes.values()), 1)
     asked = {part.name: part.share for part in config.mix.parts}
-    bar_rows, rows = [], []
-    for name, part in figures.mix.parts.items():
-        got, wanted = sizes[name] / total, asked.get(name)
-        want = "not in the config" if wanted is None else f"asked {wanted:.1%}"
-        bar_rows.append((name, got, f"{got:.1%}, {want}"))
-        for side, held in (("train", part.train), ("heldout", part.heldout)):
-            counts = (held.rows, held.tokens, held.thinking_tokens, held.response_tokens, held.tool_tokens)
-            if held.rows:
-                rows.append([name, side, *(f"{count:,}" for count in counts)])
-    titles = ["Part", "Side", "Rows", "Tokens", "Thinking", "Response", "Tool"]
-    return (
-        note(f"Shares of {'supervised tokens' if unit == 'tokens' else 'rows'}.")
-        + bars(bar_rows)
-        + table(titles, rows, words=(0, 1))
-    )
+    shown = []
+    for name, size in sizes.items():
+        want = f"asked {asked[name]:.1%}" if name in asked else "not in the config"
+        shown.append((name, size / total, f"{size / total:.1%}, {want}"))
+    rows = [
+        [f"{name}, {side}", *map(number, msgspec.structs.astuple(held))]
+        for name, part in figures.mix.parts.items()
+        for side, held in (("train", part.train), ("heldout", part.heldout))
+        if held.rows
+    ]
+    titles = ["Part", "Rows", "Tokens", "Thinking", "Response", "Tool"]
+    return note(f"Shares of {UNITS[unit]}.") + bars(shown) + table(titles, rows)
 
 
 def failures(figures: RunFigures) -> str:
@@ -181,7 +179,7 @@ def failures(figures: RunFigures) -> str:
         return ""
     rows = [[failure.kind, f"{failure.rows:,}", failure.example[:300]] for failure in figures.failures]
     return table(["Kind", "Rows", "For instance"], rows, words=(0, 2)) + note(
-        "`synthgen generate CONFIG --retry-failed` sends these rows again."
+        "synthgen generate CONFIG --retry-failed sends these rows again."
     )
 
 
@@ -218,12 +216,12 @@ def speed(figures: RunFigures) -> str:
     unit, unit_s = next((unit, s) for unit, s in TIME_UNITS if span >= 2 * s or s == 1)
     x = even_axis(f"{unit} since the first request", 0.0, span / unit_s)
     drawn = []
-    for title, heights, kind in (
-        ("Output tokens a second", over_time.tokens_per_s, "response"),
-        ("Requests in flight", over_time.in_flight, "plain"),
+    for title, label, heights, kind in (
+        ("Output tokens a second", "tokens/s", over_time.tokens_per_s, "response"),
+        ("Requests in flight", "requests", over_time.in_flight, "plain"),
     ):
         points = [((i + 0.5) * over_time.bin_s / unit_s, height) for i, height in enumerate(heights)]
-        y = height_axis(title.lower(), max(heights))
+        y = height_axis(label, max(heights))
         drawn.append((title, line(title, points, x, y, kind=kind)))
     return charts(drawn) + note(
         f"Means over {over_time.bin_s:g} s. Each reply's tokens are spread evenly over its time; failed "
@@ -237,18 +235,17 @@ def stages(figures: RunFigures) -> str:
         return ""
     rows = [
         [
-            stage.name,
+            stage.name if stage.complete else f"{stage.name} (not complete)",
             stage.directory,
-            duration(stage.seconds),
+            _unbroken(duration(stage.seconds)),
             "" if stage.tokens_per_s is None else f"{stage.tokens_per_s:,.0f}",
-            "yes" if stage.complete else "no",
-            stage.written_at,
+            _unbroken(_when(stage.written_at)),
             stage.git_revision or "",
         ]
         for stage in figures.stages
     ]
-    titles = ["Stage", "Directory", "Time", "Tokens/s", "Complete", "Written", "Revision"]
-    return table(titles, rows, words=(0, 1, 4, 5, 6)) + note(
+    titles = ["Stage", "Directory", "Time", "Tokens/s", "Written", "Revision"]
+    return table(titles, rows, words=(0, 1, 4)) + note(
         f"All stages together: {duration(sum(stage.seconds for stage in figures.stages))}."
     )
 
@@ -260,8 +257,8 @@ def _lengths(title: str, counted: Histogram | None, kind: str) -> tuple[str, str
     return title, columns(title, counted.counts, edges, x_label="tokens", y_label="traces", kind=kind)
 
 
-def _middle(quantiles: Quantiles) -> tuple[str, str]:
-    return f"{quantiles.median:,}", f"{quantiles.p90:,}"
+def _middle(quantiles: Quantiles) -> str:
+    return f"{quantiles.median:,} / {quantiles.p90:,}"
 
 
 def _counted(rows: Sequence[tuple[str, int]], total: int) -> str:
@@ -290,7 +287,12 @@ def _size(part: PartFigures, unit: str) -> int:
 
 
 def _named(values: dict[str, object]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
+    words = {True: "on", False: "off"}
+    return ", ".join(
+        f"{name} {words[value] if isinstance(value, bool) else value}"
+        for name, value in values.items()
+        if value is not None
+    )
 
 
 def _versions(figures: RunFigures) -> str:
@@ -307,4 +309,13 @@ def _versions(figures: RunFigures) -> str:
 
 
 def _utc(seconds: float) -> str:
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _unbroken(said: str) -> str:
+    """Kept on one line."""
+    return said.replace(" ", "\N{NO-BREAK SPACE}")
+
+
+def _when(written_at: str) -> str:
+    return _utc(datetime.datetime.fromisoformat(written_at).timestamp())

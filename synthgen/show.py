@@ -34,7 +34,8 @@ class Block:
     @property
     def label(self) -> str:
         """As it stands before its tokens: `thinking 12:345`."""
-        return f"{self.kind or 'prompt'} {self.start}:{self.end}"
+        name = self.kind or ("unsupervised" if self.start else "prompt")
+        return f"{name} {self.start}:{self.end}"
 
     @property
     def style(self) -> str:
@@ -122,14 +123,14 @@ def print_reply(out: Console, shown: Shown, *, ids: bool, mask: bool) -> None:
     out.print(Text(printable(_header(shown))))
     for message in reply.messages:
         print_part(out, message.role, _said(message), PROMPT_STYLE)
-    places = {block.kind: block.label for block in shown.blocks}
     for kind, text in (
         (SpanKind.THINKING, reply.thinking),
         (SpanKind.RESPONSE, reply.response),
         (SpanKind.TOOL, _calls(reply.tool_calls)),
     ):
-        if text or kind in places:
-            print_part(out, places.get(kind, kind.value), text or "", STYLES[kind])
+        places = ", ".join(f"{span.start}:{span.end}" for span in shown.sample.spans if span.kind is kind)
+        if text or places:
+            print_part(out, f"{kind} {places}".rstrip(), text or "", STYLES[kind])
     if reply.truncated_in is not None:
         out.print(Text(f"[cut in the {reply.truncated_in}: {_budget(reply)} ran out]", style="bold red"))
     if ids or mask:

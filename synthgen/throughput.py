@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -10,6 +11,9 @@ BINS = 60
 """At most as many time bins."""
 STEPS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
 """Widths of a bin; what they can't cover is cut into equal bins."""
+
+SLIVER = 0.01
+"""A last bin that is less of a bin than this belongs to the one before."""
 
 
 class Throughput(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +48,7 @@ class _Bins:
 
     def __init__(self, width: float, span: float) -> None:
         self._width, self._span = width, span
-        count = max(1, -int(-span // width))
+        count = max(1, math.ceil(span / width - SLIVER))
         self._areas = [0.0] * count
         """Of what covers a bin in part, in height × seconds."""
         self._rises = [0.0] * (count + 1)
@@ -67,6 +71,6 @@ class _Bins:
         means, whole = [], 0.0
         for i, (area, rise) in enumerate(zip(self._areas, self._rises, strict=False)):
             whole += rise
-            width = min(self._width, self._span - i * self._width)
+            width = self._width if i + 1 < len(self._areas) else self._span - i * self._width
             means.append(round(max(whole + area / width, 0.0), 3))
         return tuple(means)
