@@ -79,13 +79,14 @@ def lengths(figures: RunFigures) -> str:
     corpus = figures.corpus
     if corpus is None:
         return ""
-    drawn = [
-        _lengths("Output tokens", corpus.output_lengths, "plain"),
-        _lengths("Thinking tokens", corpus.thinking_lengths, "thinking"),
-        _lengths("Response tokens", corpus.response_lengths, "response"),
-    ]
-    thinks = bool(corpus.thinking_shares)
-    names = ["output", *(["thinking"] if thinks else []), "response"]
+    drawn = [_lengths("Output tokens", corpus.output_lengths, "plain")]
+    names = ["output"]
+    if corpus.thinking_shares:
+        drawn.append(_lengths("Thinking tokens", corpus.thinking_lengths, "thinking"))
+        names.append("thinking")
+    if corpus.response_tokens < corpus.tokens:  # else it is all the output
+        drawn.append(_lengths("Response tokens", corpus.response_lengths, "response"))
+        names.append("response")
     rows = [
         [domain.name, *(_middle(getattr(domain, name)) for name in names)] for domain in corpus.domains[:ROWS]
     ]
@@ -245,7 +246,7 @@ def stages(figures: RunFigures) -> str:
         for stage in figures.stages
     ]
     titles = ["Stage", "Directory", "Time", "Tokens/s", "Written", "Revision"]
-    return table(titles, rows, words=(0, 1, 4)) + note(
+    return table(titles, rows, words=(0, 1)) + note(
         f"All stages together: {duration(sum(stage.seconds for stage in figures.stages))}."
     )
 
