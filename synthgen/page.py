@@ -51,6 +51,7 @@ rect.response{fill:var(--response)}rect.tool{fill:var(--tool)}
 .line.plain{stroke:var(--plain)}.line.thinking{stroke:var(--thinking)}
 .line.response{stroke:var(--response)}.line.tool{stroke:var(--tool)}
 line.mark{stroke:var(--mark);stroke-dasharray:4 3}circle.mark{fill:var(--mark)}
+.whole{white-space:nowrap}
 .scroll{overflow-x:auto;margin:.5rem 0}
 table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
 th,td{text-align:right;padding:.3rem .6rem;border-bottom:1px solid var(--rule);vertical-align:top}
@@ -75,7 +76,8 @@ code{font:.9em ui-monospace,"Liberation Mono",monospace;overflow-wrap:anywhere}
 @media print{:root{color-scheme:light;--paper:#fff;--ink:#000;--soft:#444;--rule:#bbb;--panel:#f2f2f2;
 --plain:#4a6fa5;--thinking:#0e7c86;--response:#2f7d32;--tool:#9a6700;--mark:#b3261e}
 body{font-size:11pt}nav{display:none}main{max-width:none;padding:0}h2{break-after:avoid}
-.charts{grid-template-columns:1fr 1fr}tr{break-inside:avoid}.scroll{overflow:visible}
+.charts{grid-template-columns:1fr 1fr}tr{break-inside:avoid}.whole{white-space:nowrap}
+.scroll{overflow:visible}
 rect,u,i,.figures div,pre{print-color-adjust:exact;-webkit-print-color-adjust:exact}
 details::details-content{content-visibility:visible;height:auto}}
 """
@@ -102,6 +104,11 @@ def page(title: str, sections: Iterable[tuple[str, str]]) -> str:
         + (f'<nav aria-label="Sections">{links}</nav>\n' if links else "")
         + f"{bodies}</main></body></html>\n"
     )
+
+
+def whole(said: str) -> str:
+    """Text that stays on one line."""
+    return f'<span class="whole">{text(said)}</span>'
 
 
 def note(said: str) -> str:

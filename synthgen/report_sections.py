@@ -21,7 +21,19 @@ from synthgen.charts import (
 )
 from synthgen.corpus.config import RunConfig
 from synthgen.histograms import Histogram
-from synthgen.page import bars, charts, facts, foldable, html_table, key_figures, note, quoted, table, text
+from synthgen.page import (
+    bars,
+    charts,
+    facts,
+    foldable,
+    html_table,
+    key_figures,
+    note,
+    quoted,
+    table,
+    text,
+    whole,
+)
 from synthgen.panel import duration
 from synthgen.run_figures import PartFigures, RunFigures, ScreenFigures
 
@@ -236,17 +248,17 @@ def stages(figures: RunFigures) -> str:
         return ""
     rows = [
         [
-            stage.name if stage.complete else f"{stage.name} (not complete)",
-            stage.directory,
-            _unbroken(duration(stage.seconds)),
+            text(stage.name if stage.complete else f"{stage.name} (not complete)"),
+            text(stage.directory),
+            whole(duration(stage.seconds)),
             "" if stage.tokens_per_s is None else f"{stage.tokens_per_s:,.0f}",
-            _unbroken(_when(stage.written_at)),
-            stage.git_revision or "",
+            whole(_when(stage.written_at)),
+            whole(stage.git_revision or ""),
         ]
         for stage in figures.stages
     ]
     titles = ["Stage", "Directory", "Time", "Tokens/s", "Written", "Revision"]
-    return table(titles, rows, words=(0, 1)) + note(
+    return html_table(titles, rows, words=(0, 1)) + note(
         f"All stages together: {duration(sum(stage.seconds for stage in figures.stages))}."
     )
 
@@ -311,11 +323,6 @@ def _versions(figures: RunFigures) -> str:
 
 def _utc(seconds: float) -> str:
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
-
-
-def _unbroken(said: str) -> str:
-    """Kept on one line."""
-    return said.replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _when(written_at: str) -> str:
