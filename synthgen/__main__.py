@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from synthgen.commands import dataset, generate, run, serve
+from synthgen.commands import dataset, generate, report, run, serve
 
 app = typer.Typer(
     help="Synthetic data from a live inference server, feeding EAGLE-3 draft training.",
@@ -19,6 +19,8 @@ app.command()(dataset.mix)
 app.command("mock-server")(serve.mock_server)
 app.command()(run.plan)
 app.command()(run.run)
+app.command()(report.show)
+app.command()(report.report)
 
 
 def main() -> None:

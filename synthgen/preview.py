@@ -16,9 +16,11 @@ from synthgen.client.replies import ChatReply
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import console
 from synthgen.corpus.records import SeedPrompt
+from synthgen.corpus.samples import SpanKind
 from synthgen.errors import ServerMismatch
 from synthgen.seeds import split_prompts
 from synthgen.traces import sampling_of
+from synthgen.transcript import PROMPT_STYLE, STYLES, print_part, printable
 
 
 def preview(config: RunConfig, count: int) -> None:
@@ -46,9 +48,11 @@ def _print(config: RunConfig, control: Control, prompt: SeedPrompt, reply: ChatR
     if not reply.prompt_token_ids or not choice.token_ids:
         raise ServerMismatch("the server returns no token ids: it must know `return_token_ids`")
     name, message = config.verifier.served_name, choice.message
-    console.rule(f"[bold]{prompt.domain} {prompt.id}", align="left")
-    console.print(Text(control.detokenize(name, list(reply.prompt_token_ids)), style="dim"))
-    console.print(Text(message.reasoning or message.reasoning_content or "", style="cyan"))
-    console.print(Text(message.content or "", style="green"))
+    console.rule(Text(printable(f"{prompt.domain} {prompt.id}"), style="bold"), align="left")
+    print_part(console, "prompt", control.detokenize(name, list(reply.prompt_token_ids)), PROMPT_STYLE)
+    thinking = message.reasoning or message.reasoning_content
+    for kind, text in ((SpanKind.THINKING, thinking), (SpanKind.RESPONSE, message.content)):
+        if text:
+            print_part(console, kind, text, STYLES[kind])
     follow = f"; {len(prompt.turns)} more turns are not played here" if prompt.turns else ""
     console.print(f"{len(choice.token_ids)} tokens, {choice.finish_reason}{follow}", style="dim")

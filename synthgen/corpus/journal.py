@@ -15,10 +15,10 @@ import asyncio
 import contextlib
 import os
 import re
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 import msgspec
 
@@ -28,6 +28,7 @@ from synthgen.corpus.records import Record
 from synthgen.errors import ArtifactError, DiskError
 
 S = TypeVar("S", bound=msgspec.Struct)
+K = TypeVar("K", bound=msgspec.Struct)
 DIGITS = "[0-9]" * 5
 LINES_AT_ONCE = 64
 """Lines joined for one write; a thousand long replies at once would be held twice."""
@@ -231,15 +232,51 @@ def read_journal(path: Path, kind: type[S], name: str | None = None) -> Iterator
     """
     decoder = msgspec.json.Decoder(kind)
     name = name or kind.__name__
+    for line in _lines(path):
+        yield _decode(decoder, line, name)
+
+
+def find_records(path: Path, key: type[K], wanted: Callable[[K], bool], kind: type[S]) -> Iterator[S]:
+    """Yield the records whose `key` is wanted; of the others only the fields of `key` are decoded.
+
+    Raises ArtifactError as `read_journal`.
+    """
+    keys, records = msgspec.json.Decoder(key), msgspec.json.Decoder(kind)
+    for line in _lines(path):
+        if wanted(_decode(keys, line, f"{kind.__name__} with a key")):
+            yield _decode(records, line, kind.__name__)
+
+
+def count_records(path: Path, block_bytes: int = 1 << 20) -> int:
+    """How many records a journal has, without decoding any."""
+    count = 0
+    for segment in segments(path):
+        with segment.open("rb") as file:
+            count += sum(block.count(b"\n") for block in iter(lambda: file.read(block_bytes), b""))
+    return count
+
+
+class _Line(NamedTuple):
+    segment: Path
+    number: int
+    text: bytes
+
+
+def _lines(path: Path) -> Iterator[_Line]:
+    """The complete lines of a journal's files."""
     for segment in segments(path):
         with segment.open("rb") as file:
             for number, line in enumerate(file, 1):
                 if not line.endswith(b"\n"):
                     break
-                try:
-                    yield decoder.decode(line)
-                except (msgspec.DecodeError, msgspec.ValidationError) as error:
-                    raise ArtifactError(
-                        f"{segment}:{number}: not a {name}: {error}. The file was changed by hand or by "
-                        f"another release: restore it, or move it away to start anew"
-                    ) from error
+                yield _Line(segment, number, line)
+
+
+def _decode(decoder: msgspec.json.Decoder[S], line: _Line, name: str) -> S:
+    try:
+        return decoder.decode(line.text)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ArtifactError(
+            f"{line.segment}:{line.number}: not a {name}: {error}. The file was changed by hand or by "
+            f"another release: restore it, or move it away to start anew"
+        ) from error

@@ -6,12 +6,22 @@ import asyncio
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synthgen.corpus import journal as journal_module
-from synthgen.corpus.journal import Journal, read_journal, read_keys, repair, segments, write_journal
+from synthgen.corpus.journal import (
+    Journal,
+    count_records,
+    find_records,
+    read_journal,
+    read_keys,
+    repair,
+    segments,
+    write_journal,
+)
 from synthgen.corpus.records import Failure, FailureKind
 from synthgen.errors import ArtifactError, DiskError
 
@@ -242,3 +252,25 @@ def test_what_lies_beside_a_journal_is_not_read(tmp_path: Path) -> None:
 
     asyncio.run(more())
     assert [segment.name for segment in segments(path)][-1] == "traces.00004.jsonl"
+
+
+class Key(msgspec.Struct, frozen=True):
+    """What records are found by."""
+
+    seed_id: str
+
+
+def test_records_are_found_by_their_key_and_counted(tmp_path: Path) -> None:
+    """Of the others only the key is decoded; a torn last line is neither found nor counted."""
+    path = tmp_path / "j.jsonl"
+    write_journal(path, [failure(0), failure(1), failure(2)])
+    with path.open("ab") as file:
+        file.write(b'{"seed_id": "s3"')
+    assert list(find_records(path, Key, lambda key: key.seed_id == "s1", Failure)) == [failure(1)]
+    assert count_records(path) == 3
+    assert count_records(tmp_path / "none.jsonl") == 0
+    with path.open("ab") as file:
+        file.write(b', "kind": "none"}\n')
+    assert list(find_records(path, Key, lambda key: key.seed_id == "s2", Failure)) == [failure(2)]
+    with pytest.raises(ArtifactError, match=r"j\.jsonl:4: not a Failure: "):
+        list(find_records(path, Key, lambda key: key.seed_id == "s3", Failure))
