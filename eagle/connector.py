@@ -30,7 +30,9 @@ from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import HiddenStateCacheSpec, KVCacheConfig
 from vllm.v1.request import RequestStatus
 from vllm.v1.sample import rejection_sampler
+from vllm.v1.spec_decode.extract_hidden_states import ExtractHiddenStatesProposer
 
+from eagle.no_drafts import without_drafts
 from eagle.sampling_guard import mend
 from eagle.tensors import save_tensors
 
@@ -83,6 +85,7 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._threads = ThreadPoolExecutor(WRITER_THREADS, thread_name_prefix="states-writer")
         self._stream: torch.cuda.Stream | None = None
         self._spool.mkdir(parents=True, exist_ok=True)
+        ExtractHiddenStatesProposer.propose = without_drafts(ExtractHiddenStatesProposer.propose)
         if vllm_config.device_config.device_type == "cpu" and mend(rejection_sampler):
             logger.warning("replaced vLLM's expand_batch_to_tokens, which is wrong on the CPU (vllm#55005)")
 

@@ -102,6 +102,7 @@ ORDER = [
     "eagle.states",
     "eagle.shards",
     "eagle.sampling_guard",
+    "eagle.no_drafts",
     "eagle.connector",
     "eagle.prefill",
     "eagle.extract",

@@ -30,6 +30,7 @@ SHOWN_LINES = 15
 ENGINE_FAILED = "Engine core initialization failed"
 EXCEPTION = re.compile(r"(?:^|\s)(?:\w+\.)*\w*(?:Error|Exception)\b.*:")
 ELSEWHERE = re.compile(rf"Traceback \(most|{ENGINE_FAILED}|\b(?:INFO|WARNING|ERROR|DEBUG) ")
+MOST_SEQUENCES = 1 << 20
 CONNECTOR_MODULE = "eagle.connector"
 CONNECTOR_CLASS = "StatesConnector"
 
@@ -59,6 +60,7 @@ def capturing(config: RunConfig, layer_ids: tuple[int, ...], spool: Path, *, por
     speculative = {
         "method": "extract_hidden_states",
         "num_speculative_tokens": 1,
+        "num_speculative_tokens_per_batch_size": [[1, MOST_SEQUENCES, 0]],
         "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": list(layer_ids)}},
     }
     transfer = {
