@@ -225,8 +225,8 @@ def _license(config: RunConfig) -> str:
         (
             "## Licence",
             "",
-            f"{told} Prompts and verbatim replies stay under the licences of the sources named above, and what "
-            f"a model wrote under the terms of that model.",
+            f"{told} Prompts and verbatim replies stay under the licences of the sources named above, and "
+            f"what a model wrote under the terms of that model.",
             "",
         )
     )

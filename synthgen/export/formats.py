@@ -102,7 +102,7 @@ LAYOUTS: dict[Format, Layout] = {
         features=(ID, {"name": "conversations", "list": _texts(*SPECFORGE_KEYS)}, TOOLS),
         usage=(
             "In a SpecForge config: `data.train_data_path: data/train.jsonl`, `data.train_only_last_turn: "
-            "true` (earlier replies have no thinking), and a `data.chat_template` whose parser is `thinking`. "
+            "true` (earlier replies have no thinking), a `data.chat_template` whose parser is `thinking`. "
             "For exact ids export the format `speculators`, which SpecForge reads too."
         ),
     ),

@@ -7,6 +7,7 @@ which are any JSON, are text as a whole.
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,17 +39,20 @@ def require_pyarrow() -> Any:
 def write_parquet(directory: Path, split: str, rows: Iterable[DatasetRow]) -> None:
     """Write `rows` as files `SPLIT-00000.parquet` and so on; no rows make no file."""
     arrow = require_pyarrow()
-    schema = _schema(arrow)
     groups = _groups(rows)
-    group = next(groups, None)
-    number = 0
-    while group is not None:
+    for number, group in enumerate(groups):
         path = directory / f"{split}-{number:05d}.parquet"
-        with path.open("wb") as file, arrow.parquet.ParquetWriter(file, schema, compression="zstd") as writer:
-            while group is not None and file.tell() < FILE_BYTES:
-                writer.write_table(arrow.Table.from_pylist([_plain(row) for row in group], schema))
-                group = next(groups, None)
-        number += 1
+        _write_file(arrow, path, itertools.chain((group,), groups))
+
+
+def _write_file(arrow: Any, path: Path, groups: Iterator[list[DatasetRow]]) -> None:
+    """Write row groups until the file is full, or there are no more."""
+    schema = _schema(arrow)
+    with path.open("wb") as file, arrow.parquet.ParquetWriter(file, schema, compression="zstd") as writer:
+        for group in groups:
+            writer.write_table(arrow.Table.from_pylist([_plain(row) for row in group], schema))
+            if file.tell() >= FILE_BYTES:
+                return
 
 
 def _groups(rows: Iterable[DatasetRow]) -> Iterator[list[DatasetRow]]:

@@ -107,8 +107,8 @@ def _write(config: RunConfig, dataset: Manifest, kind: Format, directory: Path) 
     if not counts.total.rows:
         raise ArtifactError(
             f"{config.dataset_path} has no row that can be written as {kind}: "
-            f"{said_left_out(counts.figures()) or 'it is empty'}. Choose --format parquet, which carries every "
-            f"row, or mend screen and mix"
+            f"{said_left_out(counts.figures()) or 'it is empty'}. Choose --format parquet, which carries "
+            f"every row, or mend screen and mix"
         )
     text = card(config, kind, layout, counts, _server(config))
     (directory / "README.md").write_text(text, encoding="utf-8")
