@@ -19,7 +19,7 @@ from synthgen.errors import ConfigError
 from synthgen.export.rows import Json, loss_mask, messages, tool_calls
 
 GROUP_ROWS = 1000
-GROUP_TOKENS = 1 << 19
+GROUP_TOKENS = 1 << 18
 """A row group ends after this many rows or tokens: what is held in memory."""
 FILE_BYTES = 256 << 20
 """A split goes on in a new file after this much."""
