@@ -46,9 +46,14 @@ def card(
 
 
 def public_name(text: str) -> str:
-    """A model or source as others may see it: of a path on this machine only its last part."""
-    path = Path(text)
-    return path.name if path.is_absolute() or text.startswith((".", "~")) or path.is_dir() else text
+    """A name as others may see it: of a path on this machine only its last part."""
+    return Path(text).name if text.startswith(("/", ".", "~")) else text
+
+
+def verifier_name(config: RunConfig) -> str:
+    """The verifier's hub id, or the last part of its directory."""
+    path = Path(config.verifier.model)
+    return path.name if path.is_dir() else public_name(config.verifier.model)
 
 
 def _front(config: RunConfig, kind: Format, layout: Layout, counts: Counts) -> str:
@@ -91,7 +96,7 @@ def _about(config: RunConfig, kind: Format, layout: Layout, counts: Counts) -> s
     total = counts.total
     what = (
         f"{rows} rows with {total.tokens:,} tokens, {total.supervised_tokens:,} of them supervised: replies "
-        f"of **{public_name(config.verifier.model)}**, made to train a draft model for speculative decoding "
+        f"of **{verifier_name(config)}**, made to train a draft model for speculative decoding "
         f"(EAGLE-3)."
     )
     ids = (
@@ -100,7 +105,7 @@ def _about(config: RunConfig, kind: Format, layout: Layout, counts: Counts) -> s
         if layout.exact
         else "This format carries text, not the ids that were sampled: tokenized again it may give others."
     )
-    return "\n".join((what, "", f"Format: `{kind}`. {ids}", *_left_out(counts)))
+    return "\n".join((what, "", f"Format: `{kind}`. {ids}", *_left_out(counts), ""))
 
 
 def _left_out(counts: Counts) -> Iterable[str]:
@@ -110,7 +115,7 @@ def _left_out(counts: Counts) -> Iterable[str]:
 
 
 def _generation(config: RunConfig, counts: Counts, server: dict[str, Any] | None) -> str:
-    verifier = [("verifier", public_name(config.verifier.model))]
+    verifier = [("verifier", verifier_name(config))]
     if config.verifier.revision:
         verifier.append(("revision", config.verifier.revision))
     names = {
@@ -120,7 +125,8 @@ def _generation(config: RunConfig, counts: Counts, server: dict[str, Any] | None
         "tokenizer": "tokenizer, digest of a probe's ids",
         "template": "chat template, digest of a probe's ids",
     }
-    told = [(name, public_name(str(server[key]))) for key, name in names.items() if server and key in server]
+    known = {key: value for key, value in (server or {}).items() if value is not None}
+    told = [(name, public_name(str(known[key]))) for key, name in names.items() if key in known]
     digests = ", ".join(f"`{name}` ({rows:,} rows)" for name, rows in counts.servers.most_common(MOST_ROWS))
     lines = [
         "## How it was made",

@@ -63,6 +63,10 @@ FUNCTION = {"name": "function", "struct": _texts("name", "arguments")}
 TOOL_CALLS = {"name": "tool_calls", "list": [*_texts("id", "type"), FUNCTION]}
 REPLY_LAST = "the reply is the last message"
 TOOLS_TEXT = "function tools as JSON text"
+DROPPED = (
+    "Chat templates that know thinking read `reasoning_content`, but some, Kimi's among them, drop it from a "
+    "reply that ends its turn, the last one included."
+)
 SPECFORGE_KEYS = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
 
 
@@ -101,9 +105,10 @@ LAYOUTS: dict[Format, Layout] = {
         },
         features=(ID, {"name": "conversations", "list": _texts(*SPECFORGE_KEYS)}, TOOLS),
         usage=(
-            "In a SpecForge config: `data.train_data_path: data/train.jsonl`, `data.train_only_last_turn: "
-            "true` (earlier replies have no thinking), a `data.chat_template` whose parser is `thinking`. "
-            "For exact ids export the format `speculators`, which SpecForge reads too."
+            "In a SpecForge config: `data.train_data_path: data/train.jsonl`, a `data.chat_template` whose "
+            "parser is `thinking`, and `data.train_only_last_turn: true` (earlier replies have no thinking). "
+            f"{DROPPED} With such a model export the format `speculators`, whose exact ids SpecForge reads "
+            "with `data.prompts_path`."
         ),
     ),
     Format.TORCHSPEC: Layout(
@@ -160,8 +165,9 @@ LAYOUTS: dict[Format, Layout] = {
             {"name": "tools", "dtype": "json"},
         ),
         usage=(
-            "Chat templates that know thinking, Kimi's among them, read `reasoning_content`. Loading it with "
-            "`datasets` needs a version that knows the type `json` (5.2 does)."
+            f"{DROPPED} Those who train on rendered text have to render the reply themselves, or take the "
+            "exact ids of the formats `parquet` and `speculators`. Loading it with `datasets` needs a version "
+            "that knows the type `json` (5.2 does)."
         ),
     ),
 }
