@@ -166,8 +166,8 @@ LAYOUTS: dict[Format, Layout] = {
         ),
         usage=(
             f"{DROPPED} Those who train on rendered text have to render the reply themselves, or take the "
-            "exact ids of the formats `parquet` and `speculators`. Loading it with `datasets` needs a version "
-            "that knows the type `json` (5.2 does)."
+            "exact ids of the formats `parquet` and `speculators`. Loading it with `datasets` needs a "
+            "version that knows the type `json` (5.2 does)."
         ),
     ),
 }
