@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from synthgen.commands import dataset, generate, report, run, serve
+from synthgen.commands import dataset, export, generate, report, run, serve
 
 app = typer.Typer(
     help="Synthetic data from a live inference server, feeding EAGLE-3 draft training.",
@@ -17,6 +17,7 @@ app.command()(generate.prompts)
 app.command()(generate.generate)
 app.command()(dataset.mix)
 app.command("mock-server")(serve.mock_server)
+app.command()(export.export)
 app.command()(run.plan)
 app.command()(run.run)
 app.command()(report.show)

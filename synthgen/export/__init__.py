@@ -1,0 +1,1 @@
+"""The mixed dataset in the formats of others, each with a dataset card."""

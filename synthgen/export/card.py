@@ -1,0 +1,249 @@
+"""The dataset card of an export: what it is, how it was made, what is in it, how to load it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from synthgen import __version__
+from synthgen.corpus.config import RunConfig
+from synthgen.export.counts import Count, Counts
+from synthgen.export.formats import Format, Layout
+from synthgen.export.rows import LeftOut
+
+TAGS = ("synthetic", "reasoning", "speculative-decoding", "eagle-3")
+SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
+LARGEST = "1M<n<10M"
+WHY = {
+    LeftOut.TRUNCATED: "cut by their budget",
+    LeftOut.UNANSWERED: "without an answer after the thinking",
+    LeftOut.UNPARSED: "with tool-call tokens that the server made no tool call of",
+}
+BAR_WIDTH = 40
+MOST_ROWS = 50
+"""Of a table in the card; what is left is summed up."""
+
+
+def card(
+    config: RunConfig, kind: Format, layout: Layout, counts: Counts, server: dict[str, Any] | None
+) -> str:
+    """The card as Markdown with its YAML front matter; `server` is the corpus' fingerprint, if known."""
+    sections = (
+        _front(config, kind, layout, counts),
+        f"# {config.export.title}\n",
+        _about(config, kind, layout, counts),
+        _generation(config, counts, server),
+        _contents(counts),
+        _lengths(counts),
+        _columns(layout),
+        _loading(layout),
+        _license(config),
+    )
+    return "\n".join(sections)
+
+
+def public_name(text: str) -> str:
+    """A name as others may see it: of a path on this machine only its last part."""
+    return Path(text).name if text.startswith(("/", ".", "~")) else text
+
+
+def verifier_name(config: RunConfig) -> str:
+    """The verifier's hub id, or the last part of its directory."""
+    path = Path(config.verifier.model)
+    return path.name if path.is_dir() else public_name(config.verifier.model)
+
+
+def _front(config: RunConfig, kind: Format, layout: Layout, counts: Counts) -> str:
+    front: dict[str, Any] = {
+        "license": config.export.license or "unknown",
+        "pretty_name": config.export.title,
+        "task_categories": ["text-generation"],
+        "tags": [*TAGS, str(kind)],
+        "size_categories": [_size(counts.total.rows)],
+        "configs": [
+            {
+                "config_name": "default",
+                "data_files": [{"split": name, "path": layout.pattern(name)} for name in counts.splits],
+            }
+        ],
+    }
+    if layout.features:
+        front["dataset_info"] = {"features": list(layout.features)}
+    return f"---\n{_Dumper.text(front)}---\n"
+
+
+class _Dumper(yaml.SafeDumper):
+    """YAML without anchors, which the hub's parser would have to resolve."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    @classmethod
+    def text(cls, values: dict[str, Any]) -> str:
+        """`values` in their order."""
+        return str(yaml.dump(values, Dumper=cls, sort_keys=False, allow_unicode=True))
+
+
+def _size(rows: int) -> str:
+    return next((name for most, name in SIZES if rows < most), LARGEST)
+
+
+def _about(config: RunConfig, kind: Format, layout: Layout, counts: Counts) -> str:
+    rows = " and ".join(f"{count.rows:,} {name}" for name, count in counts.splits.items())
+    total = counts.total
+    what = (
+        f"{rows} rows with {total.tokens:,} tokens, {total.supervised_tokens:,} of them supervised: replies "
+        f"of **{verifier_name(config)}**, made to train a draft model for speculative decoding "
+        f"(EAGLE-3)."
+    )
+    ids = (
+        "Token ids are the server's own, never re-tokenized text, so rows that were cut by their budget are "
+        "exact prefixes and are kept."
+        if layout.exact
+        else "This format carries text, not the ids that were sampled: tokenized again it may give others."
+    )
+    return "\n".join((what, "", f"Format: `{kind}`. {ids}", *_left_out(counts), ""))
+
+
+def _left_out(counts: Counts) -> Iterable[str]:
+    if counts.left_out:
+        reasons = ", ".join(f"{rows:,} {WHY[why]}" for why, rows in sorted(counts.left_out.items()))
+        yield f"Left out, because text can't represent them: {reasons}."
+
+
+def _generation(config: RunConfig, counts: Counts, server: dict[str, Any] | None) -> str:
+    verifier = [("verifier", verifier_name(config))]
+    if config.verifier.revision:
+        verifier.append(("revision", config.verifier.revision))
+    names = {
+        "model": "served as",
+        "engine": "engine",
+        "max_model_len": "longest sequence, tokens",
+        "tokenizer": "tokenizer, digest of a probe's ids",
+        "template": "chat template, digest of a probe's ids",
+    }
+    known = {key: value for key, value in (server or {}).items() if value is not None}
+    told = [(name, public_name(str(known[key]))) for key, name in names.items() if key in known]
+    digests = ", ".join(f"`{name}` ({rows:,} rows)" for name, rows in counts.servers.most_common(MOST_ROWS))
+    lines = [
+        "## How it was made",
+        "",
+        f"Generated with synthgen {__version__} from a running server; replies that others wrote have the "
+        f"ids that the verifier's server gives them (origin `verbatim`).",
+        "",
+        *_table(("", ""), [*verifier, *told, ("server fingerprints", digests)]),
+        "",
+        "Sampling of the native rows:",
+        "",
+        *_table(
+            ("temperature", "top_p", "longest reply, tokens", "thinking", "rows"),
+            [
+                (f"{s.temperature:g}", f"{s.top_p:g}", f"{s.max_tokens:,}", _on(s.thinking), f"{rows:,}")
+                for s, rows in counts.sampling.most_common(MOST_ROWS)
+            ],
+        ),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _on(thinking: bool) -> str:
+    return "on" if thinking else "off"
+
+
+def _contents(counts: Counts) -> str:
+    total = counts.total
+    parts = [(part, split, *_figures(count, total)) for (part, split), count in counts.parts.items()]
+    by_size = sorted(counts.sources.items(), key=lambda item: -item[1].supervised_tokens)
+    sources = [(public_name(name), origin, *_figures(count, total)) for (name, origin), count in by_size]
+    rest = len(sources) - MOST_ROWS
+    cut = sum(counts.truncated.values())
+    heads = ("rows", "tokens", "thinking", "response", "tool", "share")
+    return "\n".join(
+        (
+            "## What is in it",
+            "",
+            "`tokens` counts prompt and reply; `thinking`, `response` and `tool` are the supervised tokens "
+            "by kind; `share` is of all supervised tokens.",
+            "",
+            *_table(("part", "split", *heads), parts),
+            "",
+            *_table(("source", "origin", *heads), sources[:MOST_ROWS]),
+            *([f"\n{rest:,} more sources."] if rest > 0 else []),
+            "",
+            f"{_percent(counts.with_thinking, total.rows)} of the rows have thinking; "
+            f"{_percent(total.thinking_tokens, total.supervised_tokens)} of the supervised tokens are "
+            f"thinking. {_percent(cut, total.rows)} of the rows were cut by their budget: "
+            f"{counts.truncated['thinking']:,} in the thinking, {counts.truncated['response']:,} in the "
+            f"response.",
+            "",
+        )
+    )
+
+
+def _figures(count: Count, total: Count) -> tuple[str, ...]:
+    counted = (count.rows, count.tokens, count.thinking_tokens, count.response_tokens, count.tool_tokens)
+    share = _percent(count.supervised_tokens, total.supervised_tokens)
+    return (*(f"{number:,}" for number in counted), share)
+
+
+def _lengths(counts: Counts) -> str:
+    most = max(counts.lengths.values())
+    lines = (
+        f"{up_to:>9,}  {'█' * max(1, round(BAR_WIDTH * rows / most))} {rows:,}"
+        for up_to, rows in sorted(counts.lengths.items())
+    )
+    return "\n".join(("Rows by length, up to this many tokens:", "", "```", *lines, "```", ""))
+
+
+def _columns(layout: Layout) -> str:
+    rows = [(f"`{name}`", meaning) for name, meaning in layout.columns.items()]
+    return "\n".join(("## Columns", "", *_table(("column", "what it holds"), rows), ""))
+
+
+def _loading(layout: Layout) -> str:
+    return "\n".join(
+        (
+            "## Loading it",
+            "",
+            "```python",
+            "from datasets import load_dataset",
+            "",
+            'data = load_dataset("PATH_OR_REPOSITORY")',
+            "```",
+            "",
+            layout.usage,
+            "",
+        )
+    )
+
+
+def _license(config: RunConfig) -> str:
+    told = (
+        f"The dataset is under `{config.export.license}`."
+        if config.export.license
+        else "No licence was set for this dataset (`export.license`): `unknown` above means just that."
+    )
+    return "\n".join(
+        (
+            "## Licence",
+            "",
+            f"{told} Prompts and verbatim replies stay under the licences of the sources named above, and "
+            f"what a model wrote under the terms of that model.",
+            "",
+        )
+    )
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else "0.0%"
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    if not rows:
+        return ["none"]
+    cells = (heads, ["---"] * len(heads), *rows)
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
