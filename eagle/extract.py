@@ -1,9 +1,9 @@
 """The extract stage: the verifier's hidden states of every sample, through a live vLLM.
 
-Samples are sent as token ids with one token to generate; the connector writes each one's states
-into a spool, from where they are packed into shards. Shards that are there are trusted by their
-checksum; what they lack is sent again. A sample whose states can't be had is a record in
-`failures.jsonl`, and is asked for again the next time.
+States that came with the replies (generate.capture) lie in the spool and are packed into shards. The
+other samples are sent as token ids with one token to generate, and go the same way. Shards that are there
+are trusted by their checksum. A sample whose states can't be had is a record in `failures.jsonl`, and is
+asked for again the next time.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-from eagle.prefill import Prefill
+from eagle.prefill import Prefill, checked, read_states
 from eagle.shards import ShardEntry, read_index, token_hash, verify_shard, write_shard
 from eagle.states import SampleStates
 from eagle.taps import CONVENTION, TapPoints
@@ -84,21 +84,77 @@ def extract(config: RunConfig, *, retry_failed: bool = False) -> Manifest:
     done_s = before.seconds if before else 0.0
     speed = before.speed if before else None
     _write(config, settings, inputs, seconds=done_s, speed=speed)
-    if todo:
-        spool = config.states_path / "spool"
-        shutil.rmtree(spool, ignore_errors=True)
-        spool.mkdir(parents=True)
-        with served(config, capturing(config, taps.captured, spool)) as servers:
+    rest = _pack_captured(config, todo, shape)
+    failures = []
+    if rest:
+        with served(config, capturing(config)) as servers:
             base_url, key = servers.base_urls[0], api_key(config.server.api_key_env)
             _require_tokenizer(config, Control(base_url, key).fingerprint(config.verifier.served_name))
             began = time.monotonic()
-            failures = asyncio.run(_extract_all(config, base_url, todo, spool, taps, shape))
-            tokens = sum(len(sample.token_ids) for sample in todo)
+            failures = asyncio.run(_extract_all(config, base_url, rest, shape))
+            tokens = sum(len(sample.token_ids) for sample in rest)
             speed = Speed(tokens_per_s=tokens / (time.monotonic() - began), load_s=servers.load_s)
-        shutil.rmtree(spool)
-    write_journal(config.states_path / FAILURES_NAME, failures if todo else [])
+    write_journal(config.states_path / FAILURES_NAME, failures)
     seconds = done_s + time.monotonic() - started
-    return _write(config, settings, inputs, seconds=seconds, speed=speed, complete=True)
+    made = _write(config, settings, inputs, seconds=seconds, speed=speed, complete=True)
+    shutil.rmtree(config.spool_path, ignore_errors=True)  # what is left belongs to no sample
+    return made
+
+
+class _Packer:
+    """Collects states and writes a shard whenever enough are there."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._batch: list[SampleStates] = []
+        self._waiting = 0
+        self.tokens = 0
+
+    def add(self, states: SampleStates) -> bool:
+        """Take states; return whether a shard is due."""
+        self._batch.append(states)
+        self._waiting += len(states.token_ids_T)
+        self.tokens += len(states.token_ids_T)
+        return self._waiting >= self._config.extract.shard_tokens
+
+    def write(self) -> None:
+        """Write a shard of what is there."""
+        full, self._batch, self._waiting = self._batch, [], 0
+        if full:
+            write_shard(self._config.states_path, full)
+
+
+def _pack_captured(config: RunConfig, todo: list[Sample], shape: VerifierShape) -> list[Sample]:
+    """Pack the states that came with the replies; return the samples that have none."""
+    files = {
+        sample.id: config.spool_path / Path(sample.states_file).name for sample in todo if sample.states_file
+    }
+    there = [sample for sample in todo if sample.id in files and files[sample.id].exists()]
+    packer, packed = _Packer(config), set()
+    for sample in _shown("pack captured states", there):
+        try:
+            tensors = read_states(files[sample.id])
+            due = packer.add(checked(sample, tensors, shape.hidden_size, config.extract))
+        except ArtifactError as error:
+            console.print(f"{error}; its states are asked for again", soft_wrap=True)
+            continue
+        packed.add(sample.id)
+        if due:
+            packer.write()
+    packer.write()
+    for sample_id in packed:
+        files[sample_id].unlink()
+    return [sample for sample in todo if sample.id not in packed]
+
+
+def _shown(title: str, samples: list[Sample]) -> Iterator[Sample]:
+    """The samples, with a bar when there are any."""
+    if not samples:
+        return
+    with bar(title, len(samples)) as progress:
+        for sample in samples:
+            yield sample
+            progress.advance()
 
 
 def _require_tokenizer(config: RunConfig, found: Fingerprint) -> None:
@@ -124,7 +180,7 @@ def _missing(config: RunConfig) -> list[Sample]:
     samples = read_samples(config.train_path, config.extract.max_seq_tokens)
     for sample in samples:
         file, hashed = have.get(sample.id, ("", ""))
-        if file and hashed != token_hash(sample.token_ids):
+        if file and hashed not in (token_hash(sample.token_ids), token_hash(sample.token_ids[:-1])):
             raise ArtifactError(
                 f"{config.states_path / file}: has states of sample {sample.id} of other tokens than the "
                 f"dataset has: remove {config.states_path} to extract anew"
@@ -133,41 +189,29 @@ def _missing(config: RunConfig) -> list[Sample]:
 
 
 async def _extract_all(
-    config: RunConfig, base_url: str, todo: list[Sample], spool: Path, taps: TapPoints, shape: VerifierShape
+    config: RunConfig, base_url: str, todo: list[Sample], shape: VerifierShape
 ) -> list[StatesFailure]:
     """Write the states of `todo` into shards; return those that could not be had."""
     settings = config.extract
     client = client_for(
         config, base_url, concurrency=settings.concurrency, max_tokens=settings.max_seq_tokens
     )
-    source = Prefill(
-        model=config.verifier.served_name,
-        client=client,
-        spool=spool,
-        taps=taps,
-        hidden_size=shape.hidden_size,
-        config=settings,
-    )
-    batch: list[SampleStates] = []
+    source = Prefill(config=config, base_url=base_url, client=client, hidden_size=shape.hidden_size)
+    packer = _Packer(config)
     failures: list[StatesFailure] = []
     try:
         async with client:
             with bar("extract", len(todo)) as progress:
-                started, tokens = time.monotonic(), 0
+                started = time.monotonic()
                 async for states in _in_flight(source, todo, settings.concurrency):
                     if isinstance(states, StatesFailure):
                         failures.append(states)
-                        _require_some(failures, tokens)
-                    else:
-                        batch.append(states)
-                        tokens += len(states.token_ids_T)
-                    progress.advance(note=f"{tokens / (time.monotonic() - started):,.0f} tok/s")
-                    if sum(len(s.token_ids_T) for s in batch) >= settings.shard_tokens:
-                        full, batch = batch, []
-                        await asyncio.to_thread(write_shard, config.states_path, full)
+                        _require_some(failures, packer.tokens)
+                    elif packer.add(states):
+                        await asyncio.to_thread(packer.write)
+                    progress.advance(note=f"{packer.tokens / (time.monotonic() - started):,.0f} tok/s")
     finally:  # an interrupted run keeps what it has
-        if batch:
-            write_shard(config.states_path, batch)
+        packer.write()
     return failures
 
 

@@ -1,7 +1,7 @@
 """Capture without drafts: vLLM's `extract_hidden_states` computes a dummy draft token in each decode step.
 
-Its proposer hands the sampled token back as a draft, which the verifier then checks: every decode step runs twice
-the tokens, for nothing. vLLM can be told to schedule no draft at all
+Its proposer hands the sampled token back as a draft, which the verifier then checks: every decode step runs
+twice the tokens, for nothing. vLLM can be told to schedule no draft at all
 (`num_speculative_tokens_per_batch_size`), but its proposer of 0.32 refuses that. The one here caches the
 states all the same and proposes nothing.
 """

@@ -1,7 +1,7 @@
-"""A sample's states through a prefill: its ids go to a capturing server with one token to generate.
+"""A sample's states, from a capturing server's spool.
 
-The reply names a file in the spool that the server's connector writes; nothing counts whose token ids aren't
-the sample's.
+They came with the reply when it was generated, or come now through a prefill: the sample's ids are sent
+with one token to generate. Nothing counts whose token ids aren't the sample's.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from eagle.states import SampleStates
-from eagle.taps import TapPoints
 from synthgen.client.api import ApiClient
+from synthgen.client.capture import states_file
+from synthgen.corpus.config import RunConfig
 from synthgen.corpus.draft_sections import ExtractConfig
 from synthgen.corpus.samples import Sample
-from synthgen.errors import ArtifactError, ServerMismatch
+from synthgen.errors import ArtifactError
 
 FILE_WAIT_S = 60.0
 """A reply may come before its file; a writer that takes longer than this has failed."""
@@ -31,12 +32,10 @@ FILE_WAIT_S = 60.0
 class Prefill:
     """A capturing server and where its connector writes."""
 
-    model: str
+    config: RunConfig
+    base_url: str
     client: ApiClient
-    spool: Path
-    taps: TapPoints
     hidden_size: int
-    config: ExtractConfig
 
     async def states_of(self, sample: Sample) -> SampleStates:
         """The states of a sample.
@@ -45,7 +44,7 @@ class Prefill:
         the sample, ArtifactError when the states are not its own.
         """
         body: dict[str, Any] = {
-            "model": self.model,
+            "model": self.config.verifier.served_name,
             "prompt": sample.token_ids,
             "max_tokens": 1,
             "temperature": 0,
@@ -53,36 +52,16 @@ class Prefill:
             "kv_transfer_params": {"states": "prompt"},
         }
         reply, _ = await self.client.complete(body)
-        name = states_file(reply.kv_transfer_params or {}, self.taps)
-        tensors = await asyncio.to_thread(take_states, self.spool / name)
-        check_states(sample, tensors["token_ids"], tensors["states"], self.hidden_size)
-        return SampleStates.captured(
-            sample.id,
-            tensors["token_ids"],
-            tensors["states"],
-            states_dtype=self.config.states_dtype,
-            final_at_F=kept_finals(sample, self.config.final_states),
-        )
-
-
-def states_file(told: dict[str, Any], taps: TapPoints) -> str:
-    """Name of the spool file that a reply tells. Raises ServerMismatch for another server than is needed."""
-    name = told.get("states_file")
-    if not isinstance(name, str):
-        raise ServerMismatch(
-            "the server returned no hidden states: it runs without the connector. Start it with `synthgen "
-            "serve CONFIG --role capture`"
-        )
-    if told.get("layer_ids") != list(taps.captured):
-        raise ServerMismatch(
-            f"the server captures layers {told.get('layer_ids')}, this run wants {list(taps.captured)}: "
-            f"start it anew with `synthgen serve CONFIG --role capture`"
-        )
-    return Path(name).name
+        path = states_file(reply.kv_transfer_params, self.config, self.base_url)
+        tensors = await asyncio.to_thread(take_states, path)
+        return checked(sample, tensors, self.hidden_size, self.config.extract)
 
 
 def kept_finals(sample: Sample, final_states: str) -> torch.Tensor | None:
-    """Of which tokens the final state is kept: those before a supervised one; None for all of them."""
+    """Of which tokens the final state is kept: those before a supervised one; None for all of them.
+
+    The last token of a sample never is one.
+    """
     if final_states == "all":
         return None
     kept_T = torch.zeros(len(sample.token_ids), dtype=torch.bool)
@@ -101,19 +80,30 @@ def take_states(path: Path) -> dict[str, torch.Tensor]:
                 f"could not write it; if the server runs on another machine, the run directory must be shared"
             )
         time.sleep(0.01)
-    try:
-        tensors = load_file(path)
-    except SafetensorError as error:
-        raise ArtifactError(f"{path}: damaged: {error}") from error
+    tensors = read_states(path)
     path.unlink()
     return tensors
 
 
-def check_states(
-    sample: Sample, token_ids_T: torch.Tensor, states_T4H: torch.Tensor, hidden_size: int
-) -> None:
-    """Raise ArtifactError when states are another sample's, of another size, or not finite."""
-    if tuple(token_ids_T.tolist()) != sample.token_ids:
+def read_states(path: Path) -> dict[str, torch.Tensor]:
+    """A spool file. Raises ArtifactError when it is damaged."""
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ArtifactError(f"{path}: damaged: {error}") from error
+
+
+def checked(
+    sample: Sample, tensors: dict[str, torch.Tensor], hidden_size: int, config: ExtractConfig
+) -> SampleStates:
+    """A sample's states as they are stored: of all its tokens, or of all but the last one.
+
+    Raises ArtifactError when they are another sample's, of another size, or not finite.
+    """
+    token_ids_T, states_T4H = tensors["token_ids"], tensors["states"]
+    length = len(sample.token_ids)
+    found = tuple(token_ids_T[:length].tolist())
+    if found != sample.token_ids and found != sample.token_ids[:-1]:
         raise ArtifactError(f"sample {sample.id}: the states that came back are of other token ids")
     if tuple(states_T4H.shape[1:]) != (4, hidden_size):
         raise ArtifactError(
@@ -121,3 +111,11 @@ def check_states(
         )
     if not torch.isfinite(states_T4H).all():
         raise ArtifactError(f"sample {sample.id}: the states have values that are not finite")
+    kept_F = kept_finals(sample, config.final_states)
+    return SampleStates.captured(
+        sample.id,
+        token_ids_T[:length],
+        states_T4H[:length],
+        states_dtype=config.states_dtype,
+        final_at_F=kept_F,
+    )

@@ -39,6 +39,7 @@ class ReplyRow(msgspec.Struct, frozen=True, gc=False):
     sampling: msgspec.Raw
     server: str
     turn: int = 0
+    states_file: str | msgspec.UnsetType = msgspec.UNSET
     tools: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     tool_calls: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
@@ -61,6 +62,7 @@ class RowLine(msgspec.Struct, frozen=True, gc=False):
     prompt: str
     messages: msgspec.Raw
     server: str
+    states_file: str | msgspec.UnsetType = msgspec.UNSET
     tools: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     thinking: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     response: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -85,6 +87,7 @@ def line_of(reply: ReplyRow, part: str, prompt: str) -> RowLine:
         prompt=prompt,
         messages=reply.messages,
         server=reply.server,
+        states_file=reply.states_file,
         tools=reply.tools,
         thinking=reply.thinking,
         response=reply.response,

@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
+from synthgen.client.capture import require_capture
 from synthgen.client.control import Control, Fingerprint, api_key
-from synthgen.client.launch import plain, served
+from synthgen.client.launch import capturing, plain, served
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import console, waiting
 from synthgen.corpus.files import in_units
@@ -101,7 +102,7 @@ def _generate(config: RunConfig, request: Request, journals: Journals) -> tuple[
     if not todo and before is not None:
         return _finished(config, split, there, before), Tally()
     started = time.monotonic()
-    with served(config, plain(config)) as servers:
+    with served(config, capturing(config) if config.generate.capture else plain(config)) as servers:
         key = api_key(config.server.api_key_env)
         facts = _describe(config, servers.base_urls, key)
         with alone(config.corpus_path):
@@ -182,11 +183,16 @@ def _finished(config: RunConfig, split: PromptSplit, there: Held, before: Manife
 
 
 def _describe(config: RunConfig, base_urls: tuple[str, ...], key: str | None) -> ServerFacts:
-    """The servers' common fingerprint and markers. Raises ServerMismatch when they differ."""
+    """The servers' common fingerprint and markers.
+
+    Raises ServerMismatch when they differ, or can't capture and ought to.
+    """
     controls = [Control(url, key) for url in base_urls]
     fingerprint = controls[0].fingerprint(config.verifier.served_name)
     for control in controls[1:]:
         require_same(fingerprint, control.fingerprint(config.verifier.served_name), control.base_url)
+    for control in controls if config.generate.capture else ():
+        require_capture(config, control)
     return ServerFacts(fingerprint=fingerprint, markers=controls[0].markers(config.verifier))
 
 

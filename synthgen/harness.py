@@ -256,9 +256,8 @@ class _Sender:
         asked = next_prompt(prompt, self.rows.open.get((prompt.id, index)))
         turn = len(prompt.turns) - len(asked.turns)
         sampling = sampling_of(self.config, prompt)
-        body = chat_body(
-            asked, self.config.verifier.served_name, sampling, stream=self.config.generate.stream
-        )
+        settings, name = self.config.generate, self.config.verifier.served_name
+        body = chat_body(asked, name, sampling, stream=settings.stream, capture=settings.capture)
         started_at = time.time()
         reply, attempts = await endpoint.client.chat(body)
         timing = Timing(started_at=started_at, seconds=time.time() - started_at)

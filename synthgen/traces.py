@@ -95,6 +95,7 @@ def trace_of(
         server=server.fingerprint.digest,
         timing=timing,
         attempts=attempts,
+        states_file=_states_file(reply),
     )
 
 
@@ -105,6 +106,11 @@ def _boundaries(ids: msgspec.Raw, markers: Markers, thinking: bool) -> tuple[int
     if think_end is not None and tool_start is not None and tool_start < think_end:
         think_end = None
     return think_end, tool_start
+
+
+def _states_file(reply: ChatReply) -> str | None:
+    name = (reply.kv_transfer_params or {}).get("states_file")
+    return name if isinstance(name, str) else None
 
 
 def _truncated_in(

@@ -14,6 +14,7 @@ def row_of(trace: Trace, part: str = "native") -> DatasetRow:
         domain=sample.domain,
         token_ids=sample.token_ids,
         spans=sample.spans,
+        states_file=sample.states_file,
         part=part,
         source=trace.source,
         origin=Origin.NATIVE,

@@ -102,7 +102,7 @@ def traces(line: Line) -> list[Trace]:
 @pytest.fixture(scope="module")
 def spool(line: Line) -> Path:
     """Where the capturing server writes."""
-    path = line.config.run_path / "spool"
+    path = line.config.spool_path
     path.mkdir()
     return path
 
@@ -110,8 +110,7 @@ def spool(line: Line) -> Path:
 @pytest.fixture(scope="module")
 def capture_url(line: Line, spool: Path) -> Iterator[str]:
     """A server with the project's connector."""
-    layers = _taps(line.config).captured
-    with started(line.config, capturing(line.config, layers, spool, port_offset=5)) as (process,):
+    with started(line.config, capturing(line.config, port_offset=5)) as (process,):
         yield process.base_url
 
 

@@ -35,6 +35,7 @@ ORDER = [
     "synthgen.client.stream",
     "synthgen.client.api",
     "synthgen.client.launch",
+    "synthgen.client.capture",
     "synthgen.mock",
     "synthgen.mock.distributions",
     "synthgen.mock.replies",

@@ -278,8 +278,10 @@ def client_for(
     )
 
 
-def chat_body(prompt: SeedPrompt, model: str, sampling: Sampling, *, stream: bool = False) -> dict[str, Any]:
-    """The chat completion that asks for a prompt's reply with its token ids."""
+def chat_body(
+    prompt: SeedPrompt, model: str, sampling: Sampling, *, stream: bool = False, capture: bool = False
+) -> dict[str, Any]:
+    """The chat completion that asks for a prompt's reply with its token ids, and its hidden states."""
     body: dict[str, Any] = {
         "model": model,
         "messages": msgspec.to_builtins(prompt.messages),
@@ -291,6 +293,8 @@ def chat_body(prompt: SeedPrompt, model: str, sampling: Sampling, *, stream: boo
     }
     if stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
+    if capture:
+        body["kv_transfer_params"] = {"states": "all"}
     if prompt.tools:
         body["tools"] = list(prompt.tools)
     return body

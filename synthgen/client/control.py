@@ -176,6 +176,15 @@ class Control:
         body = {"model": model, "tokens": tokens}
         return str(self._json("POST", f"{self.root_url}/detokenize", json=body)["prompt"])
 
+    def captured(self, model: str, token_ids: list[int]) -> dict[str, Any] | None:
+        """What a server with the connector tells of the hidden states of a prompt it was sent."""
+        body = {"model": model, "prompt": token_ids, "max_tokens": 1, "temperature": 0}
+        body["kv_transfer_params"] = {"states": "prompt"}
+        told: dict[str, Any] | None = self._json("POST", f"{self.base_url}/completions", json=body).get(
+            "kv_transfer_params"
+        )
+        return told
+
     def likeliest(self, model: str, token_ids: list[int]) -> list[int | None]:
         """After each token the one the model holds most likely; None after the last."""
         body = {"model": model, "prompt": token_ids, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 1}

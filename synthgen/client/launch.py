@@ -23,6 +23,7 @@ from pathlib import Path
 from synthgen.client.control import Control, api_key
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import waiting
+from synthgen.corpus.verifier_config import read_shape
 from synthgen.errors import ServerStartError
 
 STOP_S = 20.0
@@ -55,19 +56,21 @@ def uncached(serving: Serving) -> Serving:
     return Serving(name=serving.name, port=serving.port, arguments=arguments)
 
 
-def capturing(config: RunConfig, layer_ids: tuple[int, ...], spool: Path, *, port_offset: int = 0) -> Serving:
-    """The verifier with the project's connector, which writes hidden states into `spool`."""
+def capturing(config: RunConfig, *, port_offset: int = 0) -> Serving:
+    """The verifier with the project's connector, which writes hidden states into the run's spool."""
     speculative = {
         "method": "extract_hidden_states",
         "num_speculative_tokens": 1,
         "num_speculative_tokens_per_batch_size": [[1, MOST_SEQUENCES, 0]],
-        "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": list(layer_ids)}},
+        "draft_model_config": {
+            "hf_config": {"eagle_aux_hidden_state_layer_ids": list(captured_layers(config))}
+        },
     }
     transfer = {
         "kv_connector": CONNECTOR_CLASS,
         "kv_connector_module_path": CONNECTOR_MODULE,
         "kv_role": "kv_producer",
-        "kv_connector_extra_config": {"spool": str(spool.absolute())},
+        "kv_connector_extra_config": {"spool": str(config.spool_path.absolute())},
     }
     arguments = (
         "--no-enable-prefix-caching",
@@ -77,6 +80,11 @@ def capturing(config: RunConfig, layer_ids: tuple[int, ...], spool: Path, *, por
         json.dumps(transfer),
     )
     return Serving(name="capture", port=config.server.port + port_offset, arguments=arguments)
+
+
+def captured_layers(config: RunConfig) -> tuple[int, ...]:
+    """Ids of the layers whose states are captured: the aux layers, and the output of the last one."""
+    return (*config.extract.aux_layers, read_shape(Path(config.verifier.model)).num_layers)
 
 
 def drafting(config: RunConfig, draft: Path, *, port_offset: int = 0, name: str = "drafted") -> Serving:

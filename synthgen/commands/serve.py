@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,7 +13,6 @@ from synthgen.commands.options import Config, Overrides
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import console, exits
 from synthgen.corpus.settings import load_config
-from synthgen.corpus.verifier_config import read_shape
 from synthgen.mock_server import MockConfig, Preset, parse_distribution
 from synthgen.mock_server import serve as serve_mock
 
@@ -50,8 +48,7 @@ def serve(
 
 def _serving(config: RunConfig, role: Role) -> Serving:
     if role is Role.capture:
-        shape = read_shape(Path(config.verifier.model))
-        return capturing(config, (*config.extract.aux_layers, shape.num_layers), config.states_path / "spool")
+        return capturing(config)
     if role is Role.draft:
         return drafting(config, config.export_path)
     return plain(config)

@@ -143,6 +143,11 @@ class RunConfig(Section, frozen=True, kw_only=True):
         return self.run_path / "exports"
 
     @property
+    def spool_path(self) -> Path:
+        """Where a capturing server writes hidden states, one file a request, until they are packed."""
+        return self.run_path / "spool"
+
+    @property
     def states_path(self) -> Path:
         """The shards of hidden states."""
         return self.run_path / "states"

@@ -145,6 +145,8 @@ class Trace(Record, frozen=True, kw_only=True, rename={"output": "output_token_i
     """Digest of the server's fingerprint (see `synthgen.client.control.Fingerprint`)."""
     timing: Timing
     attempts: int = 1
+    states_file: str | None = None
+    """The file in the run's spool with its hidden states, if they were captured."""
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:

@@ -36,6 +36,8 @@ class Sample(Record, frozen=True, kw_only=True, forbid_unknown_fields=False):
     domain: str
     token_ids: tuple[int, ...]
     spans: tuple[Span, ...]
+    states_file: str | None = None
+    """The file in the run's spool with its hidden states, if they were captured with the reply."""
 
     def __post_init__(self) -> None:
         end = 0
@@ -54,7 +56,11 @@ class Sample(Record, frozen=True, kw_only=True, forbid_unknown_fields=False):
             if span.start < num_tokens
         )
         return Sample(
-            id=self.id, domain=self.domain, token_ids=self.token_ids[:num_tokens], spans=tuple(spans)
+            id=self.id,
+            domain=self.domain,
+            token_ids=self.token_ids[:num_tokens],
+            spans=tuple(spans),
+            states_file=self.states_file,
         )
 
 
@@ -98,6 +104,7 @@ def sample_of(trace: Trace) -> Sample:
         domain=trace.domain,
         token_ids=trace.prompt_token_ids + trace.output_token_ids,
         spans=spans_of(offset, length, trace.sampling.thinking, trace.think_end, trace.tool_start),
+        states_file=trace.states_file,
     )
 
 

@@ -137,6 +137,8 @@ class GenerateConfig(Section, frozen=True, kw_only=True):
     """Requests in flight on each server; auto finds it from the server's own metrics."""
     max_concurrency: int
     """Auto never goes over this, on each server."""
+    capture: bool
+    """Whether the server, which then needs the connector, hands over the hidden states with each reply."""
     stream: bool
     """Whether replies are streamed: for links with a proxy that cuts silent connections."""
     retry_attempts: int
@@ -166,6 +168,8 @@ class GenerateConfig(Section, frozen=True, kw_only=True):
             positive(self, "concurrency")
         if self.temperature < 0 or not 0 < self.top_p <= 1:
             raise ValueError(f"temperature {self.temperature} or top_p {self.top_p} is out of range")
+        if self.capture and self.stream:
+            raise ValueError("capture and stream can't go together: a streamed reply doesn't name its states")
         if self.temperature == 0 and self.samples_per_prompt > 1:
             raise ValueError("temperature 0 gives the same reply each time: set samples_per_prompt to 1")
 

@@ -38,9 +38,9 @@ def test_every_size_goes_under_the_name_vllm_has_for_it(config: RunConfig) -> No
     assert "--gpu-memory-utilization" not in command
 
 
-def test_the_capturing_server_takes_the_layers_in_order(config: RunConfig, tmp_path: Path) -> None:
+def test_the_capturing_server_takes_the_layers_in_order(config: RunConfig) -> None:
     """Aux layers, then the final state; the connector is loaded by name; no prefix cache."""
-    command = vllm_command(config, capturing(config, (2, 4, 5, 8), tmp_path))
+    command = vllm_command(config, capturing(config))
     speculative = json.loads(following(command, "--speculative-config"))
     layers = speculative["draft_model_config"]["hf_config"]["eagle_aux_hidden_state_layer_ids"]
     transfer = json.loads(following(command, "--kv-transfer-config"))
@@ -49,7 +49,7 @@ def test_the_capturing_server_takes_the_layers_in_order(config: RunConfig, tmp_p
         "StatesConnector",
         "eagle.connector",
     )
-    assert transfer["kv_connector_extra_config"] == {"spool": str(tmp_path)}
+    assert transfer["kv_connector_extra_config"] == {"spool": str(config.spool_path)}
     assert "--no-enable-prefix-caching" in command
 
 
