@@ -112,6 +112,8 @@ class _Near:
 
     def has(self, signature: Any) -> bool:
         """Whether one that was added has the threshold's share of values in common."""
+        if not self._values:
+            return False
         least = self._threshold * PERMUTATIONS
         same = ((self._values[key] == signature.hashvalues).sum() for key in self._index.query(signature))
         return any(count >= least for count in same)

@@ -147,5 +147,7 @@ def _imported(name: str, dataset: HubDataset) -> Any:
 
 
 def _in_one_line(error: Exception) -> str:
+    if "BatchSize must be greater than 0" in str(error):
+        return "one of its Parquet files has no row"
     words = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     return words if len(words) <= REASON_CHARACTERS else words[:REASON_CHARACTERS] + " …"
