@@ -275,11 +275,16 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by one each time that prompts are chosen."""
     calls: list[int] = []
 
-    def count(*arguments: Any) -> PromptSplit:
-        calls.append(1)
-        return select(*arguments)
+    def counting(choose: Any) -> Any:
+        def count(*arguments: Any) -> PromptSplit:
+            calls.append(1)
+            split: PromptSplit = choose(*arguments)
+            return split
 
-    monkeypatch.setattr(selection, "select", count)
+        return count
+
+    monkeypatch.setattr(selection, "select", counting(select))
+    monkeypatch.setattr(selection, "split_prompts", counting(split_prompts))
     return calls
 
 
