@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-from synthgen.corpus.records import SeedPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +37,12 @@ class Replies:
     """Replies in the journal: a trace repeats those before it."""
 
     @classmethod
-    def of(cls, prompts: Iterable[SeedPrompt], samples_per_prompt: int) -> Replies:
-        """Those of the prompts, each sampled so often, when no conversation ends early."""
-        turns = [1 + len(prompt.turns) for prompt in prompts]
+    def of(cls, turns: Mapping[int, int], samples_per_prompt: int) -> Replies:
+        """Those of so many prompts of so many turns, each sampled so often, when no conversation ends early."""
         return cls(
-            rows=len(turns) * samples_per_prompt,
-            count=sum(turns) * samples_per_prompt,
-            written=sum(n * (n + 1) // 2 for n in turns) * samples_per_prompt,
+            rows=sum(turns.values()) * samples_per_prompt,
+            count=sum(n * prompts for n, prompts in turns.items()) * samples_per_prompt,
+            written=sum(n * (n + 1) // 2 * prompts for n, prompts in turns.items()) * samples_per_prompt,
         )
 
     def __str__(self) -> str:

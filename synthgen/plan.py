@@ -15,7 +15,7 @@ from synthgen.corpus.manifest import Manifest, read_manifest
 from synthgen.corpus.verifier_config import TAPS, read_shape, state_bytes_per_token
 from synthgen.costs import Plan, Rate, Rates, Replies, StagePlan
 from synthgen.errors import ConfigError
-from synthgen.seeds import split_prompts
+from synthgen.selection import chosen_figures
 
 TRACE_BYTES_PER_TOKEN = 14
 """A journal's line: seven digits and a comma for each id, and six of text."""
@@ -27,8 +27,8 @@ CHECKPOINTS = 3
 
 def plan(config: RunConfig, *, free: int | None = None) -> Plan:
     """The plan of a run. Raises InputError for broken prompts, ConfigError when no size is known."""
-    prompts = split_prompts(config.prompts, config.seed).corpus
-    replies = Replies.of(prompts, config.generate.samples_per_prompt)
+    figures = chosen_figures(config).require_corpus(config.prompts)
+    replies = Replies.of(figures.turns, config.generate.samples_per_prompt)
     hidden, rates = _hidden_size(config), rates_of(config)
     extract = _extract(config, replies, hidden, rates)
     return Plan(

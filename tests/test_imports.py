@@ -53,8 +53,14 @@ ORDER = [
     "synthgen.sources.shapes",
     "synthgen.sources.turns",
     "synthgen.sources.batch",
+    "synthgen.sources.hub",
     "synthgen.sources.prompt_file",
+    "synthgen.sources.spool",
+    "synthgen.overlap",
+    "synthgen.strata",
+    "synthgen.prompt_figures",
     "synthgen.seeds",
+    "synthgen.selection",
     "synthgen.prompts",
     "synthgen.conversation",
     "synthgen.traces",
@@ -133,7 +139,7 @@ ORDER = [
     "eagle.__main__",
 ]
 
-HEAVY = {"torch", "transformers", "vllm", "datasets", "pyarrow"}
+HEAVY = {"torch", "transformers", "vllm", "datasets", "pyarrow", "datasketch", "huggingface_hub"}
 SHARED = ("synthgen.errors", "synthgen.corpus", "synthgen.client")
 
 
