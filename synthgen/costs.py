@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,12 +37,13 @@ class Replies:
     """Replies in the journal: a trace repeats those before it."""
 
     @classmethod
-    def of(cls, turns: Mapping[int, int], samples_per_prompt: int) -> Replies:
-        """Those of so many prompts of so many turns, each sampled so often, when no conversation ends early."""
+    def of(cls, prompts_by_turns: Sequence[int], samples_per_prompt: int) -> Replies:
+        """Those of so many prompts of one turn, of two and so on, when no conversation ends early."""
+        counted = list(enumerate(prompts_by_turns, 1))
         return cls(
-            rows=sum(turns.values()) * samples_per_prompt,
-            count=sum(n * prompts for n, prompts in turns.items()) * samples_per_prompt,
-            written=sum(n * (n + 1) // 2 * prompts for n, prompts in turns.items()) * samples_per_prompt,
+            rows=sum(prompts_by_turns) * samples_per_prompt,
+            count=sum(n * prompts for n, prompts in counted) * samples_per_prompt,
+            written=sum(n * (n + 1) // 2 * prompts for n, prompts in counted) * samples_per_prompt,
         )
 
     def __str__(self) -> str:

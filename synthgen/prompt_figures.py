@@ -51,8 +51,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """How many rows came to each of `ENDS`: together they are the rows read."""
     domains: dict[str, DomainFigures]
     """Largest first."""
-    turns: dict[int, int]
-    """How many prompts of the corpus have so many user turns."""
+    turns: tuple[int, ...]
+    """How many prompts of the corpus have one user turn, how many two, and so on."""
 
     @property
     def rows(self) -> int:

@@ -252,5 +252,5 @@ def _figures(
             name: DomainFigures(read=count, heldout=held[name], corpus=taken[name])
             for name, count in read.most_common()
         },
-        turns=dict(sorted(turns.items())),
+        turns=tuple(turns[1 + n] for n in range(max(turns, default=0))),
     )
