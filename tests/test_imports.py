@@ -52,6 +52,7 @@ ORDER = [
     "synthgen.sources.shapes",
     "synthgen.sources.batch",
     "synthgen.sources.prompt_file",
+    "synthgen.sources.conversations",
     "synthgen.seeds",
     "synthgen.prompts",
     "synthgen.traces",

@@ -7,10 +7,11 @@ for this prompt.
 
 from __future__ import annotations
 
+import abc
 import enum
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
@@ -36,12 +37,18 @@ FORMATS = {".parquet": Format.PARQUET, ".csv": Format.CSV}
 """By the end of a file's name; any other is JSONL."""
 
 
-class PromptFile:
-    """A file to iterate over once; what it was is known at the end, its shape from the first prompt on.
+T = TypeVar("T")
+
+
+class RowFile(abc.ABC, Generic[T]):
+    """A file to iterate over once; what it was is known at the end, its shape from the first good row on.
 
     Raises InputError when the file can't be read or is empty and, unless bad rows are skipped, at the first
     of them, with its row and the column where that is known.
     """
+
+    other_columns: ClassVar[frozenset[str]] = frozenset(OTHER_COLUMNS)
+    """What is read beside the column of the prompt."""
 
     def __init__(self, path: Path, field: str | None = None, on_bad_row: OnBadRow = "refuse") -> None:
         self.path = path
@@ -54,14 +61,18 @@ class PromptFile:
         self._on_bad_row = on_bad_row
         self._first_row = 0
 
-    def __iter__(self) -> Iterator[SeedPrompt]:
+    @abc.abstractmethod
+    def _make(self, row: dict[str, Any], shape: Shape) -> T:
+        """What a row gives. Raises ValueError."""
+
+    def __iter__(self) -> Iterator[T]:
         for row in self._read():
             self.rows += 1
-            prompt = row if isinstance(row, BadRow) else self._prompt(row)
-            if isinstance(prompt, SeedPrompt):
-                yield prompt
+            made = row if isinstance(row, BadRow) else self._made(row)
+            if isinstance(made, BadRow):
+                self._leave_out(made)
             else:
-                self._leave_out(prompt)
+                yield made
         if not self.rows:
             raise InputError(f"{self.path}: is empty: it has no row")
 
@@ -80,14 +91,14 @@ class PromptFile:
             elif not _is_empty(self.path):
                 yield from self._read_table()
         except OSError as error:
-            known = "prompts.sources must name JSONL, Parquet or CSV files"
+            known = "a source is a JSONL, Parquet or CSV file"
             raise InputError(f"{self.path}: {error.strerror}: {known}") from error
 
     def _read_table(self) -> Iterator[Row | BadRow]:
         if self.format is Format.CSV:
             return read_csv(self.path)
         prompts = COLUMNS if self._field is None else (self._field,)
-        return read_parquet(self.path, frozenset(prompts), frozenset(OTHER_COLUMNS))
+        return read_parquet(self.path, frozenset(prompts), self.other_columns)
 
     def _leave_out(self, row: BadRow) -> None:
         if self._on_bad_row == "refuse":
@@ -95,9 +106,9 @@ class PromptFile:
         self.left_out += 1
         self.first_left_out = self.first_left_out or row
 
-    def _prompt(self, row: Row) -> SeedPrompt | BadRow:
+    def _made(self, row: Row) -> T | BadRow:
         try:
-            return _prompt(row.values, self._shape_of(row), self.path)
+            return self._make(row.values, self._shape_of(row))
         except (msgspec.ValidationError, ValueError) as error:
             return BadRow(row.number, str(error), 1 if self.format is Format.JSONL else None)
 
@@ -112,6 +123,13 @@ class PromptFile:
                 f"name the column with prompts.field"
             )
         return self.shape
+
+
+class PromptFile(RowFile[SeedPrompt]):
+    """The prompts of a file."""
+
+    def _make(self, row: dict[str, Any], shape: Shape) -> SeedPrompt:
+        return _prompt(row, shape, self.path)
 
 
 def _is_empty(path: Path) -> bool:
@@ -133,13 +151,15 @@ def _prompt(row: dict[str, Any], shape: Shape, path: Path) -> SeedPrompt:
     return SeedPrompt(
         id=seed_id(messages, tools, sampling),
         source=path.name,
-        domain=_domain(row) or path.stem,
+        domain=domain_of(row, path),
         messages=messages,
         tools=tools,
         sampling=sampling,
     )
 
 
-def _domain(row: dict[str, Any]) -> str:
+def domain_of(row: dict[str, Any], path: Path) -> str:
+    """The kind of prompt that a row is, by its own word or the file's name."""
     source = row.get("source")
-    return str(row.get("domain") or row.get("category") or (source if isinstance(source, str) else ""))
+    named = row.get("domain") or row.get("category") or (source if isinstance(source, str) else "")
+    return str(named) or path.stem
