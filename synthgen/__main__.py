@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from synthgen.commands import generate, run, serve
+from synthgen.commands import generate, render, run, serve
 
 app = typer.Typer(
     help="Synthetic data from a live inference server, feeding EAGLE-3 draft training.",
@@ -15,6 +15,8 @@ app = typer.Typer(
 app.command()(serve.serve)
 app.command()(generate.prompts)
 app.command()(generate.generate)
+app.command()(render.render)
+app.command()(render.audit)
 app.command("mock-server")(serve.mock_server)
 app.command()(run.plan)
 app.command()(run.run)

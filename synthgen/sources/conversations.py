@@ -20,9 +20,9 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     tools: tuple[dict[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
-        first = next((m.role for m in self.messages if m.role != "system"), None)
-        if first == "assistant":
-            raise ValueError("the conversation starts with a reply: nothing was asked")
+        first = next((message.role for message in self.messages if message.role != "system"), None)
+        if first != "user":
+            raise ValueError(f"the conversation starts with a message of {first!r}, not of the user")
         for message in self.messages:
             if message.role == "assistant" and not (message.content or "").strip() and not message.tool_calls:
                 raise ValueError("a reply is empty")
