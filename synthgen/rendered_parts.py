@@ -21,9 +21,9 @@ from synthgen.corpus.records import SeedPrompt, prompt_key
 from synthgen.corpus.samples import DatasetRow
 from synthgen.errors import InputError, first_of
 from synthgen.renderer import CONCURRENCY, Dropped, Renderer, RowDrop, Template
-from synthgen.seeds import read_prompts
 from synthgen.sources.conversations import Conversation
 from synthgen.sources.draw import Source, Survey, next_edge
+from synthgen.sources.prompt_file import PromptFile
 
 BATCH = 256
 """Conversations that are rendered before the next are read."""
@@ -158,7 +158,7 @@ class Filler:
 def _kept_away(config: RunConfig) -> frozenset[str]:
     """Keys of the prompts that no row may have: held out, or excluded."""
     heldout = read_journal(config.heldout_path, SeedPrompt)
-    excluded = (read_prompts(Path(name), None, config.prompts.on_bad_row) for name in config.prompts.exclude)
+    excluded = (PromptFile(Path(name), None, config.prompts.on_bad_row) for name in config.prompts.exclude)
     return frozenset(prompt_key(prompt.messages) for prompt in itertools.chain(heldout, *excluded))
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from synthgen.corpus.records import Message, seed_id
 from synthgen.sources.prompt_file import RowFile, domain_of
-from synthgen.sources.shapes import REPLY_COLUMNS, Shape, conversation_of
+from synthgen.sources.shapes import REPLY_COLUMNS, Shape, messages_with_replies
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +47,6 @@ class ConversationFile(RowFile[Conversation]):
         return Conversation(
             source=self.path.name,
             domain=domain_of(row, self.path),
-            messages=msgspec.convert(conversation_of(row, shape), tuple[Message, ...]),
+            messages=msgspec.convert(messages_with_replies(row, shape), tuple[Message, ...]),
             tools=msgspec.convert(row.get("tools") or (), tuple[dict[str, Any], ...]),
         )

@@ -124,7 +124,7 @@ def messages_of(row: dict[str, Any], shape: Shape) -> list[Any]:
             return _without_reply(_turns(row, shape))
 
 
-def conversation_of(row: dict[str, Any], shape: Shape) -> list[Any]:
+def messages_with_replies(row: dict[str, Any], shape: Shape) -> list[Any]:
     """The messages of a row up to its last reply, unchecked, in the OpenAI form. Raises ValueError."""
     match shape.kind:
         case Kind.TEXT:
