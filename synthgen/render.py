@@ -24,10 +24,10 @@ from synthgen.corpus.journal import read_journal
 from synthgen.corpus.manifest import (
     Manifest,
     Speed,
+    as_json,
     digest_of,
     manifest_of,
     read_manifest,
-    require_fit,
     require_manifest,
     write_manifest,
 )
@@ -48,7 +48,7 @@ STOPPED_REPLIES = 100
 
 
 def render(config: RunConfig) -> Manifest | None:
-    """Render what the mix can use of its parts with replies; None when it has none.
+    """Render what the mix can use of its parts with replies, unless it is there; None when there are none.
 
     Raises InputError for a broken source before a server is started, ArtifactError when the corpus is missing
     or its server isn't this one, ServerError when the server isn't there. Nothing is written then.
@@ -59,9 +59,8 @@ def render(config: RunConfig) -> Manifest | None:
     settings = _settings(config)
     inputs = {"corpus": digest_of(corpus), "server": corpus.inputs["server"]}
     before = read_manifest(config.rendered_path)
-    if before is not None and before.complete:
-        require_fit(config.rendered_path, before, settings=settings, inputs=inputs)
-        console.print(f"render: {config.rendered_path} is complete", soft_wrap=True)
+    if before is not None and (before.settings, before.inputs) == (settings, inputs):
+        console.print(f"render: nothing to do for {config.rendered_path}", soft_wrap=True)
         return before
     started = time.monotonic()
     parts = [_survey(config, part, corpus) for part in config.mix.replies]
@@ -69,7 +68,8 @@ def render(config: RunConfig) -> Manifest | None:
         fingerprint, template = _examine(config, servers, corpus)
         sent = time.monotonic()
         with (aside / ROWS_FILE).open("wb") as rows:
-            _render(config, servers, Filler(config, parts, template, fingerprint, rows))
+            filler = Filler(config, parts, template, fingerprint, rows)
+            _render(servers, filler)
         tokens = sum(part.supervised_tokens for part in parts)
         manifest = manifest_of(
             "render",
@@ -78,6 +78,7 @@ def render(config: RunConfig) -> Manifest | None:
             figures={
                 "parts": {part.name: part.figures() for part in parts},
                 "server": msgspec.to_builtins(fingerprint),
+                "content": filler.content,
             },
             seconds=time.monotonic() - started,
             speed=Speed(tokens_per_s=tokens / (time.monotonic() - sent), load_s=servers.load_s),
@@ -87,8 +88,8 @@ def render(config: RunConfig) -> Manifest | None:
     return manifest
 
 
-def _settings(config: RunConfig) -> dict[str, Any]:
-    return {
+def _settings(config: RunConfig) -> Any:
+    settings = {
         "parts": config.mix.parts,
         "unit": config.mix.unit,
         "verifier": config.verifier,
@@ -97,6 +98,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
         "on_bad_row": config.prompts.on_bad_row,
         "seed": config.seed,
     }
+    return as_json(settings)
 
 
 def needed(config: RunConfig, part: MixPart, corpus: Manifest) -> int | None:
@@ -166,7 +168,7 @@ class _Ended(msgspec.Struct, frozen=True):
     finish: Finish
 
 
-def _render(config: RunConfig, servers: Served, filler: Filler) -> None:
+def _render(servers: Served, filler: Filler) -> None:
     try:
         asyncio.run(filler.run(servers.base_urls[0]))
     except ServerUnreachable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -95,6 +96,12 @@ class Filler:
         self._seen: set[int] = set()
         """Ids of the conversations so far, as numbers."""
         self._encoder = msgspec.json.Encoder()
+        self._content = hashlib.sha256()
+
+    @property
+    def content(self) -> str:
+        """The sha256 of what was written, in hex."""
+        return self._content.hexdigest()
 
     async def run(self, base_url: str) -> None:
         """Render each part. Raises InputError when one gives no row, ServerError when the server fails."""
@@ -105,7 +112,7 @@ class Filler:
                 if not part.rows:
                     raise InputError(
                         f"{part.source.path}: none of {part.considered:,} conversations gives a row for part "
-                        f"{part.name!r}: {'; '.join(part.examples)}"
+                        f"{part.name!r}: {'; '.join(part.examples) or part.survey.note}"
                     )
 
     async def _fill(self, part: RenderedPart, renderer: Renderer) -> None:
@@ -150,7 +157,9 @@ class Filler:
             part.drop(conversation, made)
             return
         self._seen.add(number)
-        self._rows.write(self._encoder.encode(made) + b"\n")
+        line = self._encoder.encode(made) + b"\n"
+        self._rows.write(line)
+        self._content.update(line)
         part.rows += 1
         part.supervised_tokens += sum(span.end - span.start for span in made.spans)
 

@@ -252,7 +252,7 @@ def test_rows_are_counted_where_shares_are_of_rows(corpus: RunConfig, tmp_path: 
 def test_what_is_complete_is_not_rendered_again(
     corpus: RunConfig, server: ScriptedServer, tmp_path: Path
 ) -> None:
-    """No question to the server; another part is refused with the field."""
+    """No question to the server; another part is rendered in its place."""
     config = with_replies(corpus, tmp_path / "rows.jsonl", [qa("q", "A.")])
     render(config)
     before = server.tokenized
@@ -260,8 +260,8 @@ def test_what_is_complete_is_not_rendered_again(
     assert server.tokenized == before
     assert load_config(config.rendered_path / "run.yaml") == config
     other = with_replies(corpus, tmp_path / "others.jsonl", [qa("q", "A.")])
-    with pytest.raises(ArtifactError, match=r"was made with settings\.parts = .*others\.jsonl"):
-        render(other)
+    render(other)
+    assert [row.source for row in rows_of(config)] == ["others.jsonl"]
 
 
 def test_a_server_with_other_ids_is_refused(
