@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from synthgen.client.control import Markers
 from synthgen.renderer import Rendered, Template, common_tail, reply_span
+from tests import templates
+from tests.scripted_server import ids_of, text_of
 
 END, BREAK, THINK_END = 902, 10, 900
 TEMPLATE = Template(
@@ -24,6 +30,37 @@ def test_a_reply_ends_with_its_end_of_turn_and_not_with_what_follows_it(
     through = (*prefix, *reply, END, BREAK)
     span = reply_span(Rendered(prefix, through), (*through, *later), TEMPLATE)
     assert span == (len(prefix), len(prefix) + len(reply) + 1)
+
+
+TURNS = st.lists(
+    st.tuples(st.text("ab \n", max_size=4), st.text("cd \n", min_size=1, max_size=4)), min_size=1
+)
+
+
+@given(TURNS, st.sampled_from([templates.kimi, templates.smollm]), st.booleans())
+def test_of_any_conversation_exactly_the_replies_and_their_ends_have_spans(
+    turns: list[tuple[str, str]], template: Callable[[dict[str, Any]], str], has_system: bool
+) -> None:
+    """What the spans hold is what was replied, in order, under templates with and without a line break."""
+    messages = [{"role": "system", "content": "S"}] if has_system else []
+    replies = []
+    for asked, replied in turns:
+        messages.append({"role": "user", "content": asked})
+        prefix = _ids(template, messages, asks=True)
+        messages.append({"role": "assistant", "content": replied})
+        replies.append(Rendered(prefix, _ids(template, messages, asks=False)))
+    full = replies[-1].through
+    tail = (END, BREAK) if template is templates.smollm else (END,)
+    known = dataclasses.replace(TEMPLATE, tail=tail)
+    spans = [reply_span(reply, full, known) for reply in replies]
+    assert [span and text_of(full[slice(*span)]) for span in spans] == [
+        f"{replied}<|im_end|>" for _, replied in turns
+    ]
+
+
+def _ids(template: Callable[[dict[str, Any]], str], messages: list[Any], *, asks: bool) -> tuple[int, ...]:
+    options = {"add_generation_prompt": asks, "chat_template_kwargs": {"thinking": False}}
+    return tuple(ids_of(template({"messages": messages, **options})))
 
 
 @pytest.mark.parametrize(
