@@ -17,17 +17,17 @@ from synthgen.client.launch import plain, served
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import console, waiting
 from synthgen.corpus.files import in_units
-from synthgen.corpus.journal import Journal, read_journal, write_journal
+from synthgen.corpus.journal import Journal, write_journal
 from synthgen.corpus.lock import alone, claimed
 from synthgen.corpus.manifest import Manifest, Speed, manifest_of, read_manifest, require_fit, write_manifest
-from synthgen.corpus.records import SeedPrompt
 from synthgen.corpus.settings import save_config
 from synthgen.errors import ArtifactError, ConfigError
 from synthgen.harness import Journals, send_all, wanted_keys
 from synthgen.pool import require_same
 from synthgen.resume import Held, RowKey, held, held_bytes
 from synthgen.schedule import Key
-from synthgen.seeds import PromptSplit, split_prompts
+from synthgen.seeds import PromptSplit
+from synthgen.selection import kept
 from synthgen.tally import Tally
 from synthgen.traces import ServerFacts, sampling_of
 
@@ -95,7 +95,7 @@ def generate(config: RunConfig, request: Request = Request()) -> tuple[Manifest,
 def _generate(config: RunConfig, request: Request, journals: Journals) -> tuple[Manifest, Tally]:
     before = read_manifest(config.corpus_path)
     _require_same_settings(config, before, request)
-    split = _split(config)
+    split = kept(config)
     there = _held(config)
     todo = _todo(config, split, there, request)
     if not todo and before is not None:
@@ -163,12 +163,6 @@ def _todo(config: RunConfig, split: PromptSplit, there: Held, request: Request) 
 def _without(config: RunConfig, split: PromptSplit, keys: set[RowKey]) -> list[Key]:
     wanted = wanted_keys(split.corpus, config.generate.samples_per_prompt)
     return [(prompt, index) for prompt, index in wanted if (prompt.id, index) not in keys]
-
-
-def _split(config: RunConfig) -> PromptSplit:
-    """The run's prompts; those that were held out before stay held out, whatever was added since."""
-    heldout = tuple(read_journal(config.heldout_path, SeedPrompt))
-    return split_prompts(config.prompts, config.seed, heldout)
 
 
 def _finished(config: RunConfig, split: PromptSplit, there: Held, before: Manifest) -> Manifest:

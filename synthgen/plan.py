@@ -16,7 +16,8 @@ from synthgen.corpus.files import free_bytes, in_units
 from synthgen.corpus.manifest import Manifest, read_manifest
 from synthgen.corpus.verifier_config import STATE_BYTES, read_shape
 from synthgen.errors import ConfigError
-from synthgen.seeds import split_prompts
+from synthgen.prompt_figures import CORPUS
+from synthgen.selection import chosen_figures
 
 TAPS = 4
 """Hidden states of a token: three aux states and the final one."""
@@ -101,7 +102,8 @@ class Plan:
 
 def plan(config: RunConfig, *, free: int | None = None) -> Plan:
     """The plan of a run. Raises InputError for broken prompts, ConfigError when no size is known."""
-    rows = len(split_prompts(config.prompts, config.seed).corpus) * config.generate.samples_per_prompt
+    prompts = chosen_figures(config).require_corpus(config.prompts).ends[CORPUS]
+    rows = prompts * config.generate.samples_per_prompt
     hidden, rates = _hidden_size(config), rates_of(config)
     generate = _generate(config, rows, rates)
     extract = _extract(config, generate, hidden, rates)

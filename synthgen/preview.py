@@ -17,13 +17,13 @@ from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import console
 from synthgen.corpus.records import SeedPrompt
 from synthgen.errors import ServerMismatch
-from synthgen.seeds import split_prompts
+from synthgen.selection import chosen
 from synthgen.traces import sampling_of
 
 
 def preview(config: RunConfig, count: int) -> None:
     """Print `count` rendered prompts and their replies, thinking and response in different colours."""
-    prompts = split_prompts(config.prompts, config.seed).corpus[:count]
+    prompts = chosen(config).require_corpus(config.prompts).corpus[:count]
     with serving_url(config, plain(config)) as base_url:
         control = Control(base_url, api_key(config.server.api_key_env))
         control.require_model(config.verifier.served_name)

@@ -1,142 +1,137 @@
-"""What is understood of a run's prompt files, before any server is asked.
-
-Of the prompts only ids and the examples are held.
-"""
+"""What is understood of a run's prompt sources and what is chosen from them, before any server is asked."""
 
 from __future__ import annotations
 
 import itertools
 import sys
-from collections import Counter
-from pathlib import Path
 
 import msgspec
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from synthgen.corpus.config import RunConfig
 from synthgen.corpus.records import SeedPrompt
-from synthgen.corpus.sections import PromptsConfig
-from synthgen.sources.prompt_file import PromptFile
+from synthgen.prompt_figures import CORPUS, Figures
+from synthgen.seeds import PromptSplit
+from synthgen.selection import chosen
 
 WIDTH = 100
 EXAMPLE_CHARACTERS = 300
 DOMAINS_SHOWN = 20
-
-
-class FileReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One file."""
-
-    file: str
-    format: str
-    shape: str | None
-    """None when no row gave a prompt."""
-    rows: int
-    distinct: int
-    """Different prompts in this file."""
-    left_out: int
-    note: str
-    """How many rows were left out, and why the first; empty when none was."""
+WORDS = {
+    "left_out": "left out: give no prompt",
+    "duplicate": "the same as an earlier one",
+    "near_duplicate": "near an earlier one: prompts.near_duplicates",
+    "excluded": "excluded: prompts.exclude",
+    "near_excluded": "near an excluded one",
+    "over_cap": "over the cap of the domain: prompts.caps",
+    "not_drawn": "not drawn: prompts.limit",
+    "heldout": "held out for the acceptance: prompts.heldout",
+    "corpus": "corpus",
+}
+"""What becomes of a row."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """All files of a run."""
+    """The figures of a run's prompts, and some of them."""
 
-    files: tuple[FileReport, ...]
-    distinct: int
-    """Different prompts in all files together."""
-    domains: dict[str, int]
-    """How many of them each domain has, most first."""
+    figures: Figures
     examples: tuple[SeedPrompt, ...]
 
 
-def read_report(config: PromptsConfig, count: int) -> Report:
-    """Read the files and keep `count` prompts as examples. Raises InputError as a run would."""
-    seen: set[str] = set()
-    domains: Counter[str] = Counter()
-    files, firsts = [], []
-    for name in config.sources:
-        file = PromptFile(Path(name), config.field, config.on_bad_row)
-        first, ids = _count(file, count, seen, domains)
-        firsts.append(first)
-        files.append(_file_report(name, file, len(ids)))
-        seen |= ids
-    examples = [prompt for turn in itertools.zip_longest(*firsts) for prompt in turn if prompt is not None]
-    return Report(
-        files=tuple(files),
-        distinct=len(seen),
-        domains=dict(domains.most_common()),
-        examples=tuple(examples[:count]),
-    )
+def read_report(config: RunConfig, count: int) -> Report:
+    """What was chosen, or would be, with `count` prompts of it as examples. Raises InputError as a run would.
+
+    That there are too few prompts is no error here.
+    """
+    split = chosen(config)
+    return Report(figures=split.figures, examples=_examples(split, count))
 
 
-def _count(
-    file: PromptFile, count: int, seen: set[str], domains: Counter[str]
-) -> tuple[list[SeedPrompt], set[str]]:
-    """The first `count` new prompts of a file, and the ids of all; domains of new ones are counted."""
-    first: list[SeedPrompt] = []
-    ids: set[str] = set()
-    for prompt in file:
-        if prompt.id not in seen and prompt.id not in ids:
-            domains[prompt.domain] += 1
-            if len(first) < count:
-                first.append(prompt)
-        ids.add(prompt.id)
-    return first, ids
-
-
-def _file_report(name: str, file: PromptFile, distinct: int) -> FileReport:
-    return FileReport(
-        file=name,
-        format=str(file.format),
-        shape=None if file.shape is None else str(file.shape),
-        rows=file.rows,
-        distinct=distinct,
-        left_out=file.left_out,
-        note=file.note,
-    )
+def _examples(split: PromptSplit, count: int) -> tuple[SeedPrompt, ...]:
+    """The first prompts of each source in turn; of the corpus, as far as it goes."""
+    by_source: dict[str, list[SeedPrompt]] = {}
+    for prompt in (*split.corpus, *split.heldout):
+        of_source = by_source.setdefault(prompt.source, [])
+        if len(of_source) < count:
+            of_source.append(prompt)
+    turns = itertools.zip_longest(*by_source.values())
+    return tuple(prompt for turn in turns for prompt in turn if prompt is not None)[:count]
 
 
 def print_report(report: Report, *, as_json: bool) -> None:
-    """Print to stdout: two tables and the examples, or one JSON object."""
+    """Print to stdout: three tables and the examples, or one JSON object."""
     if as_json:
-        sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
+        sys.stdout.write(_as_json(report) + "\n")
         return
     terminal = Console()
     out = Console(width=min(terminal.width, WIDTH) if terminal.is_terminal else WIDTH, highlight=False)
-    out.print(_files_table(report))
-    for file in report.files:
-        if file.note:
-            out.print(Text(file.note))
-    out.print(_domains_table(report))
+    out.print(_sources_table(report.figures))
+    for source in report.figures.sources:
+        if source.note:
+            out.print(Text(source.note))
+    out.print(_ends_table(report.figures))
+    out.print(_domains_table(report.figures))
     for prompt in report.examples:
         out.print(Text(f"\n{prompt.domain}  {prompt.source}  {prompt.id}{_extras(prompt)}", style="bold"))
         out.print(Text(_excerpt(prompt)))
 
 
-def _files_table(report: Report) -> Table:
-    table = Table(title=f"{report.distinct:,} different prompts", title_justify="left")
-    for name in ("file", "format", "shape"):
+def _as_json(report: Report) -> str:
+    figures = report.figures
+    counts = {"rows": figures.rows, "distinct": figures.distinct, **figures.ends}
+    domains = {
+        name: {**msgspec.to_builtins(domain), "dropped": domain.dropped}
+        for name, domain in figures.domains.items()
+    }
+    whole = {"sources": figures.sources, "counts": counts, "domains": domains, "examples": report.examples}
+    return msgspec.json.encode(whole).decode()
+
+
+def _sources_table(figures: Figures) -> Table:
+    table = _table(f"{figures.rows:,} rows, {figures.distinct:,} different prompts")
+    for name in ("source", "format", "shape"):
         table.add_column(name, overflow="fold")
-    for name in ("rows", "distinct", "left out"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for file in report.files:
-        counts = (f"{count:,}" for count in (file.rows, file.distinct, file.left_out))
-        table.add_row(Text(file.file), file.format, Text(file.shape or "none"), *counts)
+    _add_counts(table, "rows", "left out", "corpus")
+    for source in figures.sources:
+        counts = (f"{count:,}" for count in (source.rows, source.left_out, source.corpus))
+        table.add_row(Text(source.source), source.format, Text(source.shape or "none"), *counts)
     return table
 
 
-def _domains_table(report: Report) -> Table:
-    table = Table()
+def _ends_table(figures: Figures) -> Table:
+    table = _table("what becomes of the rows")
+    table.add_column("end")
+    _add_counts(table, "rows", "share")
+    for end, count in figures.ends.items():
+        if count or end == CORPUS:
+            table.add_row(WORDS[end], f"{count:,}", f"{count / figures.rows:.1%}")
+    return table
+
+
+def _domains_table(figures: Figures) -> Table:
+    table = _table(f"{len(figures.domains):,} domains")
     table.add_column("domain", overflow="fold")
-    table.add_column("prompts", justify="right", no_wrap=True)
-    rows = list(report.domains.items())
-    for name, count in rows[:DOMAINS_SHOWN]:
-        table.add_row(Text(name), f"{count:,}")
-    rest = [count for _, count in rows[DOMAINS_SHOWN:]]
+    _add_counts(table, "read", "dropped", "held out", "corpus")
+    rows = [(name, (d.read, d.dropped, d.heldout, d.corpus)) for name, d in figures.domains.items()]
+    rest = [counts for _, counts in rows[DOMAINS_SHOWN:]]
     if rest:
-        table.add_row(f"{len(rest):,} more", f"{sum(rest):,}")
+        sums = [sum(column) for column in zip(*rest, strict=True)]
+        rows[DOMAINS_SHOWN:] = [(f"{len(rest):,} more", (sums[0], sums[1], sums[2], sums[3]))]
+    for name, counts in rows:
+        table.add_row(Text(name), *(f"{count:,}" for count in counts))
     return table
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+
+
+def _add_counts(table: Table, *names: str) -> None:
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
 
 
 def _extras(prompt: SeedPrompt) -> str:

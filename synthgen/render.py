@@ -9,7 +9,6 @@ import asyncio
 import itertools
 import math
 import time
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -116,7 +115,7 @@ def needed(config: RunConfig, part: MixPart, corpus: Manifest) -> int | None:
 
 
 def _survey(config: RunConfig, part: MixPart, corpus: Manifest) -> RenderedPart:
-    source = Source(Path(part.replies or ""), config.prompts.on_bad_row, config.seed)
+    source = Source(part.replies or "", config.prompts.on_bad_row, config.seed)
     with waiting(f"reading {part.replies}"):
         survey = source.survey()
     if survey.note:

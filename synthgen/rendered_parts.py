@@ -8,7 +8,6 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
@@ -111,7 +110,7 @@ class Filler:
                 await self._fill(part, renderer)
                 if not part.rows:
                     raise InputError(
-                        f"{part.source.path}: none of {part.considered:,} conversations gives a row for part "
+                        f"{part.source.name}: none of {part.considered:,} conversations gives a row for part "
                         f"{part.name!r}: {'; '.join(part.examples) or part.survey.note}"
                     )
 
@@ -167,7 +166,8 @@ class Filler:
 def _kept_away(config: RunConfig) -> frozenset[str]:
     """Keys of the prompts that no row may have: held out, or excluded."""
     heldout = read_journal(config.heldout_path, SeedPrompt)
-    excluded = (PromptFile(Path(name), None, config.prompts.on_bad_row) for name in config.prompts.exclude)
+    field, on_bad_row = config.prompts.field, config.prompts.on_bad_row
+    excluded = (PromptFile(name, field, on_bad_row, field_must_be=False) for name in config.prompts.exclude)
     return frozenset(prompt_key(prompt.messages) for prompt in itertools.chain(heldout, *excluded))
 
 

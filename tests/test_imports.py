@@ -51,10 +51,16 @@ ORDER = [
     "synthgen.sources.tables",
     "synthgen.sources.shapes",
     "synthgen.sources.batch",
+    "synthgen.sources.hub",
     "synthgen.sources.prompt_file",
     "synthgen.sources.conversations",
     "synthgen.sources.draw",
+    "synthgen.sources.spool",
+    "synthgen.overlap",
+    "synthgen.strata",
+    "synthgen.prompt_figures",
     "synthgen.seeds",
+    "synthgen.selection",
     "synthgen.prompts",
     "synthgen.renderer",
     "synthgen.rendered_parts",
@@ -104,7 +110,7 @@ ORDER = [
     "eagle.__main__",
 ]
 
-HEAVY = {"torch", "transformers", "vllm", "datasets", "pyarrow"}
+HEAVY = {"torch", "transformers", "vllm", "datasets", "pyarrow", "datasketch", "huggingface_hub"}
 SHARED = ("synthgen.errors", "synthgen.corpus", "synthgen.client")
 
 

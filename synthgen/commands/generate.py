@@ -23,17 +23,20 @@ def prompts(
     config: Config,
     set_: Overrides = [],  # noqa: B006
     count: Annotated[
-        int, typer.Option(help="Show this many prompts, the first of each file in turn.", min=0)
+        int, typer.Option(help="Show this many of the chosen prompts, of each source in turn.", min=0)
     ] = 3,
     as_json: AsJson = False,
 ) -> None:
-    """Show what is understood of the run's prompt files: format, shape, domains, rows left out. No server.
+    """Show what is understood of the run's prompt sources and what is chosen from them. No server.
+
+    Nothing is written: `synthgen generate` keeps the choice in the run directory.
 
     Examples: `synthgen prompts my.yaml --set "prompts.sources=[my.parquet]"`,
+    `synthgen prompts my.yaml --set "prompts.sources=[hub:mlabonne/open-perfectblend:train]"`,
     `synthgen prompts my.yaml --set prompts.field=text --set prompts.on_bad_row=skip --json`
     """
     with exits():
-        report = read_report(load_config(config, tuple(set_)).prompts, count)
+        report = read_report(load_config(config, tuple(set_)), count)
         print_report(report, as_json=as_json)
 
 

@@ -45,8 +45,8 @@ class ConversationFile(RowFile[Conversation]):
 
     def _make(self, row: dict[str, Any], shape: Shape) -> Conversation:
         return Conversation(
-            source=self.path.name,
-            domain=domain_of(row, self.path),
+            source=self.place.name,
+            domain=domain_of(row, self.place),
             messages=msgspec.convert(messages_with_replies(row, shape), tuple[Message, ...]),
             tools=msgspec.convert(row.get("tools") or (), tuple[dict[str, Any], ...]),
         )

@@ -11,7 +11,6 @@ import hashlib
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from synthgen.corpus.sections import OnBadRow
 from synthgen.sources.conversations import Conversation, ConversationFile
@@ -42,19 +41,20 @@ class Survey:
 class Source:
     """A source of conversations, and the seed of its order."""
 
-    path: Path
+    name: str
+    """A file, or `hub:` and a dataset."""
     on_bad_row: OnBadRow
     seed: int
 
     def survey(self) -> Survey:
         """Read it whole. Raises InputError as ConversationFile."""
-        file = ConversationFile(self.path, None, self.on_bad_row)
+        file = ConversationFile(self.name, None, self.on_bad_row)
         first = heapq.nsmallest(HELD, file, key=self.place)
         return Survey(file.rows - file.left_out, file.left_out, file.note, tuple(first))
 
     def between(self, above: float, upto: float) -> Iterator[Conversation]:
         """Read it again; yield those with a place above the one and up to the other edge."""
-        for conversation in ConversationFile(self.path, None, self.on_bad_row):
+        for conversation in ConversationFile(self.name, None, self.on_bad_row):
             if above < self.place(conversation) <= upto:
                 yield conversation
 

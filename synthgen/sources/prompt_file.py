@@ -1,4 +1,4 @@
-"""A file of prompts: its format by its name, its shape by its first row, each row a prompt or a reason.
+"""A source of prompts, a file or a dataset of the hub: its format by its name, its shape by its first row.
 
 `domain` names the kind of prompt; without it `category` is taken, then `source`, else the file's name.
 `tools` are OpenAI function tools. `sampling` overrides the run's temperature, top_p, max_tokens or thinking
@@ -19,6 +19,7 @@ from synthgen.corpus.records import Message, SamplingOverride, SeedPrompt, seed_
 from synthgen.corpus.sections import OnBadRow
 from synthgen.errors import InputError
 from synthgen.sources.batch import require_honoured, sampling_of
+from synthgen.sources.hub import PREFIX, HubDataset, read_hub, resolved
 from synthgen.sources.lines import read_lines
 from synthgen.sources.rows import BadRow, Row
 from synthgen.sources.shapes import COLUMNS, OTHER_COLUMNS, Kind, Shape, detect, messages_of
@@ -31,6 +32,7 @@ class Format(enum.StrEnum):
     JSONL = "JSONL"
     PARQUET = "Parquet"
     CSV = "CSV"
+    HUB = "hub"
 
 
 FORMATS = {".parquet": Format.PARQUET, ".csv": Format.CSV}
@@ -41,23 +43,36 @@ T = TypeVar("T")
 
 
 class RowFile(abc.ABC, Generic[T]):
-    """A file to iterate over once; what it was is known at the end, its shape from the first good row on.
+    """A source to iterate over once; what it was is known at the end, its shape from the first good row on.
 
-    Raises InputError when the file can't be read or is empty and, unless bad rows are skipped, at the first
-    of them, with its row and the column where that is known.
+    Text that begins with `hub:` is a dataset, a path and any other text a file. Raises ConfigError for a
+    dataset in another form, InputError when the source can't be read or is empty and, unless bad rows are
+    skipped, at the first of them, with its row and the column where that is known.
+
+    `field_must_be` false takes a row without `field` as if none were named.
     """
 
     other_columns: ClassVar[frozenset[str]] = frozenset(OTHER_COLUMNS)
     """What is read beside the column of the prompt."""
 
-    def __init__(self, path: Path, field: str | None = None, on_bad_row: OnBadRow = "refuse") -> None:
-        self.path = path
-        self.format = FORMATS.get(path.suffix.lower(), Format.JSONL)
+    def __init__(
+        self,
+        source: Path | str,
+        field: str | None = None,
+        on_bad_row: OnBadRow = "refuse",
+        *,
+        field_must_be: bool = True,
+    ) -> None:
+        is_hub = isinstance(source, str) and source.startswith(PREFIX)
+        self.path = str(source)
+        self.place: Path | HubDataset = HubDataset.parse(self.path) if is_hub else Path(source)
+        self.format = Format.HUB if is_hub else FORMATS.get(Path(source).suffix.lower(), Format.JSONL)
         self.shape: Shape | None = None
         self.rows = 0
         self.left_out = 0
         self.first_left_out: BadRow | None = None
         self._field = field
+        self._field_must_be = field_must_be
         self._on_bad_row = on_bad_row
         self._first_row = 0
 
@@ -82,23 +97,26 @@ class RowFile(abc.ABC, Generic[T]):
         if self.first_left_out is None:
             return ""
         first = f"first at row {self.first_left_out.number}: {self.first_left_out.reason}"
-        return f"{self.path.name}: {self.left_out:,} of {self.rows:,} rows left out, {first}"
+        return f"{self.place.name}: {self.left_out:,} of {self.rows:,} rows left out, {first}"
 
     def _read(self) -> Iterator[Row | BadRow]:
+        prompts = frozenset(COLUMNS if self._field is None else (self._field,))
+        if isinstance(self.place, HubDataset):
+            self.place = resolved(self.place)
+            yield from read_hub(self.place, prompts, self.other_columns)
+        else:
+            yield from self._read_file(self.place, prompts)
+
+    def _read_file(self, path: Path, prompts: frozenset[str]) -> Iterator[Row | BadRow]:
         try:
             if self.format is Format.JSONL:
-                yield from read_lines(self.path)
-            elif not _is_empty(self.path):
-                yield from self._read_table()
+                yield from read_lines(path)
+            elif not _is_empty(path):
+                csv = self.format is Format.CSV
+                yield from read_csv(path) if csv else read_parquet(path, prompts, self.other_columns)
         except OSError as error:
             known = "a source is a JSONL, Parquet or CSV file"
             raise InputError(f"{self.path}: {error.strerror}: {known}") from error
-
-    def _read_table(self) -> Iterator[Row | BadRow]:
-        if self.format is Format.CSV:
-            return read_csv(self.path)
-        prompts = COLUMNS if self._field is None else (self._field,)
-        return read_parquet(self.path, frozenset(prompts), self.other_columns)
 
     def _leave_out(self, row: BadRow) -> None:
         if self._on_bad_row == "refuse":
@@ -114,7 +132,8 @@ class RowFile(abc.ABC, Generic[T]):
 
     def _shape_of(self, row: Row) -> Shape:
         """The row's shape, which is that of the whole file."""
-        shape = detect(row.values, self._field)
+        named = self._field_must_be or self._field in row.values
+        shape = detect(row.values, self._field if named else None)
         if self.shape is None:
             self.shape, self._first_row = shape, row.number
         elif shape != self.shape:
@@ -126,10 +145,10 @@ class RowFile(abc.ABC, Generic[T]):
 
 
 class PromptFile(RowFile[SeedPrompt]):
-    """The prompts of a file."""
+    """The prompts of a source."""
 
     def _make(self, row: dict[str, Any], shape: Shape) -> SeedPrompt:
-        return _prompt(row, shape, self.path)
+        return _prompt(row, shape, self.place)
 
 
 def _is_empty(path: Path) -> bool:
@@ -137,7 +156,7 @@ def _is_empty(path: Path) -> bool:
         return not file.read(1)
 
 
-def _prompt(row: dict[str, Any], shape: Shape, path: Path) -> SeedPrompt:
+def _prompt(row: dict[str, Any], shape: Shape, path: Path | HubDataset) -> SeedPrompt:
     asked_tools, asked_sampling = row.get("tools"), row.get("sampling")
     if shape.kind is Kind.BATCH:
         body = row[shape.column]
@@ -158,7 +177,7 @@ def _prompt(row: dict[str, Any], shape: Shape, path: Path) -> SeedPrompt:
     )
 
 
-def domain_of(row: dict[str, Any], path: Path) -> str:
+def domain_of(row: dict[str, Any], path: Path | HubDataset) -> str:
     """The kind of prompt that a row is, by its own word or the file's name."""
     source = row.get("source")
     named = row.get("domain") or row.get("category") or (source if isinstance(source, str) else "")

@@ -40,14 +40,24 @@ def read_parquet(path: Path, prompts: frozenset[str], others: frozenset[str]) ->
     number = 0
     try:
         with parquet.ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False) as file:
-            names = _distinct(path, file.schema_arrow.names)
-            read = prompts | others if prompts & set(names) else frozenset(names)
-            columns = [name for name in names if name in read]
-            for values in _plain(file.iter_batches(batch_size=ROWS_AT_ONCE, columns=columns)):
-                number += 1
-                yield BadRow(number, values) if isinstance(values, str) else _row(number, _pruned(values))
+            columns = wanted_columns(_distinct(path, file.schema_arrow.names), prompts, others)
+            for row in rows_of(file.iter_batches(batch_size=ROWS_AT_ONCE, columns=columns)):
+                number = row.number
+                yield row
     except UNREADABLE as error:
         raise _unreadable(path, "Parquet", number, error) from error
+
+
+def wanted_columns(names: list[str], prompts: frozenset[str], others: frozenset[str]) -> list[str]:
+    """Those of `names` that are among `prompts` and `others`; without any of `prompts` all, to be named."""
+    read = prompts | others if prompts & set(names) else frozenset(names)
+    return [name for name in names if name in read]
+
+
+def rows_of(batches: Iterable[Any]) -> Iterator[Row | BadRow]:
+    """Yield the rows of Arrow batches or tables, numbered from 1, without the nulls of their structs."""
+    for number, values in enumerate(_plain(batches), 1):
+        yield BadRow(number, values) if isinstance(values, str) else _row(number, _pruned(values))
 
 
 def read_csv(path: Path) -> Iterator[Row | BadRow]:

@@ -127,3 +127,21 @@ def test_a_conversation_is_named_by_all_it_says(tmp_path: Path) -> None:
         {"question": "a", "answer": "b"},
     )
     assert first.id == again.id != second.id
+
+
+def test_a_hub_dataset_gives_conversations_as_a_file_does(tmp_path: Path) -> None:
+    """Here a directory in the hub's form, with open-perfectblend's columns and GSM8K's."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pytest.importorskip("pyarrow").Table
+    turns = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
+    for name, row in (
+        ("blend", {"source": "math", "conversations": turns}),
+        ("grade", {"question": "a", "answer": "b"}),
+    ):
+        (tmp_path / name).mkdir()
+        parquet.write_table(table.from_pylist([row]), tmp_path / name / "train-00000-of-00001.parquet")
+    (blend,) = ConversationFile(f"hub:{tmp_path / 'blend'}:train")
+    (grade,) = ConversationFile(f"hub:{tmp_path / 'grade'}:train")
+    assert spoken(blend) == spoken(grade) == [("user", "a"), ("assistant", "b")]
+    assert (blend.source, blend.domain) == ("blend", "math")
+    assert (grade.source, grade.domain) == ("grade", "grade")

@@ -113,8 +113,8 @@ def test_whatever_goes_wrong_each_row_is_a_trace_or_a_failure(
 
 def test_a_restart_of_ten_minutes_costs_no_try(config: RunConfig, tmp_path: Any) -> None:
     """On a clock sixty times as fast: connections are reset and refused, then everything goes on."""
-    rules = (Rule(Restart(), from_s=20, to_s=620),)
-    slow = mock_config(faults=rules, latency_s=Fixed(40.0), clock_speed=120.0)
+    rules = (Rule(Restart(), from_s=180, to_s=780),)
+    slow = mock_config(faults=rules, latency_s=Fixed(120.0), clock_speed=120.0)
     with MockServer(slow) as server:
         manifest, tally = generate(against(config, server, str(tmp_path / "run")))
     assert (manifest.figures["traces"], manifest.figures["failures"]) == (PROMPTS, 0)

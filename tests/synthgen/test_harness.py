@@ -329,7 +329,7 @@ def test_a_prompt_may_override_the_sampling(
         )
     )
     own = msgspec.structs.replace(
-        scripted_config, prompts=msgspec.structs.replace(scripted_config.prompts, files=(str(path),))
+        scripted_config, prompts=msgspec.structs.replace(scripted_config.prompts, sources=(str(path),))
     )
     generate(own)
     (trace,) = traces(own)
@@ -463,7 +463,7 @@ def test_prompts_that_were_held_out_stay_held_out(
     more.write_text("".join(f'{{"prompt": "new {i}"}}\n' for i in range(30)))
     files = (*scripted_config.prompts.sources, str(more))
     larger = msgspec.structs.replace(
-        scripted_config, prompts=msgspec.structs.replace(scripted_config.prompts, files=files)
+        scripted_config, prompts=msgspec.structs.replace(scripted_config.prompts, sources=files)
     )
     generate(larger)
     assert list(read_journal(larger.heldout_path, SeedPrompt)) == before

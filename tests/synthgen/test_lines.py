@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -55,3 +56,22 @@ def test_what_is_no_json_object_is_named_with_its_column(
     assert isinstance(bad, BadRow)
     assert (bad.where, bad.reason) == (where, reason)
     assert good == Row(2, {"a": 1})
+
+
+def test_a_line_of_a_gibibyte_is_passed_over_in_little_memory(tmp_path: Path) -> None:
+    """A sparse file: zeros that take no disk. What is held is one line of the limit and a piece."""
+    path = tmp_path / "p.jsonl"
+    with path.open("wb") as file:
+        file.write(b'{"a": 1}\n')
+        file.seek(1 << 30)
+        file.write(b'\n{"b": 2}\n')
+    tracemalloc.start()
+    rows = list(read_lines(path))
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert rows == [
+        Row(1, {"a": 1}),
+        BadRow(2, "the line is longer than 64.0 MiB, the limit of a line"),
+        Row(3, {"b": 2}),
+    ]
+    assert peak_bytes < 200 << 20

@@ -8,7 +8,8 @@ import pytest
 
 from synthgen.corpus.records import Message
 from synthgen.errors import InputError
-from synthgen.seeds import read_prompts, split_prompts
+from synthgen.seeds import split_prompts
+from synthgen.sources.prompt_file import PromptFile
 from tests.conftest import prompts_config
 
 ROOT = Path(__file__).parent.parent.parent
@@ -34,7 +35,7 @@ def write(path: Path, *lines: str) -> Path:
 )
 def test_the_usual_shapes_are_understood(tmp_path: Path, line: str, content: str) -> None:
     """OpenAI messages, a single text under its usual names, the first of several turns."""
-    (prompt,) = read_prompts(write(tmp_path / "p.jsonl", line))
+    (prompt,) = PromptFile(write(tmp_path / "p.jsonl", line))
     assert prompt.messages == (Message(role="user", content=content),)
     assert prompt.source == "p.jsonl"
 
@@ -42,7 +43,7 @@ def test_the_usual_shapes_are_understood(tmp_path: Path, line: str, content: str
 def test_the_domain_is_the_rows_own_or_the_files(tmp_path: Path) -> None:
     """`domain`, then `category`, then the file's name."""
     rows = ('{"prompt": "a", "domain": "x"}', '{"prompt": "b", "category": "y"}', '{"prompt": "c"}')
-    domains = [p.domain for p in read_prompts(write(tmp_path / "f.jsonl", *rows))]
+    domains = [p.domain for p in PromptFile(write(tmp_path / "f.jsonl", *rows))]
     assert domains == ["x", "y", "f"]
 
 
@@ -62,7 +63,7 @@ def test_the_domain_is_the_rows_own_or_the_files(tmp_path: Path) -> None:
 def test_a_broken_line_is_named_by_file_line_and_column(tmp_path: Path, line: str, message: str) -> None:
     """Before anything is sent."""
     with pytest.raises(InputError, match=message):
-        list(read_prompts(write(tmp_path / "p.jsonl", '{"prompt": "fine"}', line)))
+        list(PromptFile(write(tmp_path / "p.jsonl", '{"prompt": "fine"}', line)))
 
 
 def test_bytes_that_are_no_utf8_are_named(tmp_path: Path) -> None:
@@ -70,7 +71,7 @@ def test_bytes_that_are_no_utf8_are_named(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_bytes(b'{"prompt": "caf\xe9"}\n')
     with pytest.raises(InputError, match=r"p\.jsonl:1:\d+: not (UTF-8|JSON)"):
-        list(read_prompts(path))
+        list(PromptFile(path))
 
 
 @pytest.mark.parametrize(("content", "message"), [(None, "No such file"), ("\n\n", "is empty")])
@@ -79,7 +80,7 @@ def test_a_missing_or_empty_file_is_named(tmp_path: Path, content: str | None, m
     if content is not None:
         (tmp_path / "p.jsonl").write_text(content)
     with pytest.raises(InputError, match=message):
-        list(read_prompts(tmp_path / "p.jsonl"))
+        list(PromptFile(tmp_path / "p.jsonl"))
 
 
 def prompts_file(path: Path, count: int) -> str:
@@ -138,7 +139,7 @@ def test_too_few_prompts_are_refused_with_both_numbers(tmp_path: Path) -> None:
 def test_the_prompts_that_come_along_are_many_and_all_different() -> None:
     """At least 600 in eight domains, each of its file's domain, no two the same."""
     files = sorted((ROOT / "prompts/seeds").glob("*.jsonl"))
-    prompts = [prompt for file in files for prompt in read_prompts(file)]
+    prompts = [prompt for file in files for prompt in PromptFile(file)]
     assert [file.stem for file in files] == [
         "code", "dialogue", "extraction", "languages", "math", "reasoning", "tool_use", "writing",
     ]  # fmt: skip
