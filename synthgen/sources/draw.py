@@ -17,9 +17,9 @@ from synthgen.sources.conversations import Conversation, ConversationFile
 
 HELD = 256
 """Conversations that are held; more are read again."""
-SURPLUS = 1.05
+SURPLUS = 1.1
 """An edge is set for this much of what is missing."""
-SLOWEST = 1.25
+SLOWEST = 1.1
 FASTEST = 16.0
 """An edge moves at least and at most by these factors."""
 

@@ -48,8 +48,8 @@ def test_what_was_held_and_what_is_read_again_are_the_whole_source_once(tmp_path
 @pytest.mark.parametrize(
     ("edge", "given", "needed", "expected"),
     [
-        (0.1, 100, 300, 0.31),  # three times as much, and a twentieth of what was missing
-        (0.1, 100, 101, 0.125),  # not by a hair, or a source would be read over and over
+        (0.1, 100, 300, 0.32),  # three times as much, and a tenth of what was missing
+        (0.1, 100, 101, 0.11),  # not by a hair, or a source would be read over and over
         (0.1, 0, 50, 1.0),
         (0.01, 0, 50, 0.16),
         (0.5, 100, 300, 1.0),
