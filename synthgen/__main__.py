@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from synthgen.commands import dataset, export, generate, report, run, serve
+from synthgen.commands import dataset, export, generate, render, report, run, serve
 
 app = typer.Typer(
     help="Synthetic data from a live inference server, feeding EAGLE-3 draft training.",
@@ -15,7 +15,9 @@ app = typer.Typer(
 app.command()(serve.serve)
 app.command()(generate.prompts)
 app.command()(generate.generate)
+app.command()(render.render)
 app.command()(dataset.mix)
+app.command()(render.audit)
 app.command("mock-server")(serve.mock_server)
 app.command()(export.export)
 app.command()(run.plan)

@@ -7,15 +7,38 @@ against a real one is.
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from aiohttp import web
 
 Handler = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 MODEL = "scripted"
-THINK_END, TOOL_SECTION = 900, 901
+THINK_END, TOOL_SECTION, TURN_END = 900, 901, 902
+SPECIAL = {
+    "</think>": THINK_END,
+    "<|tool_calls_section_begin|>": TOOL_SECTION,
+    "<|im_end|>": TURN_END,
+    "<|im_start|>": 903,
+    "<think>": 904,
+}
+AB = 950
+"""A token of the text `ab`, which is read back as its two letters."""
+_NAMES = re.compile("(" + "|".join(map(re.escape, SPECIAL)) + ")")
+_TEXTS = {token: text for text, token in SPECIAL.items()} | {AB: "ab"}
+
+
+def ids_of(text: str) -> list[int]:
+    """Ids of a text: a special token is one, of anything else each byte."""
+    parts = _NAMES.split(text)
+    return [token for part in parts for token in ([SPECIAL[part]] if part in SPECIAL else part.encode())]
+
+
+def text_of(ids: Iterable[int]) -> str:
+    """The text of ids."""
+    return b"".join(_TEXTS[token].encode() if token in _TEXTS else bytes([token]) for token in ids).decode()
 
 
 def chat_reply(
@@ -50,6 +73,10 @@ class ScriptedServer:
         self.healthy = True
         self.counters = ""
         self.tokenizer_suffix: list[int] = []
+        self.template: Callable[[dict[str, Any]], str] = lambda body: str(body["messages"])
+        """What a conversation becomes before it is tokenized. Raises ValueError to refuse it."""
+        self.tokenized = 0
+        self.tokenize_status = 200
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -76,6 +103,7 @@ class ScriptedServer:
         app.router.add_post("/v1/completions", self._chat)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/tokenize", self._tokenize)
+        app.router.add_post("/detokenize", self._detokenize)
         app.router.add_get("/version", self._version)
         app.router.add_get("/health", self._health)
         app.router.add_get("/metrics", self._metrics)
@@ -104,9 +132,19 @@ class ScriptedServer:
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = await request.json()
-        known = {"</think>": [THINK_END], "<|tool_calls_section_begin|>": [TOOL_SECTION]}
-        text = body.get("prompt") or str(body["messages"])
-        return web.json_response({"tokens": known.get(text, [*text.encode(), *self.tokenizer_suffix])})
+        self.tokenized += 1
+        if self.tokenize_status != 200:
+            return web.json_response({"error": "told to"}, status=self.tokenize_status)
+        try:
+            text = body["prompt"] if "prompt" in body else self.template(body)
+        except ValueError as error:
+            return web.json_response({"error": str(error)}, status=400)
+        suffix = [] if text in SPECIAL else self.tokenizer_suffix
+        return web.json_response({"tokens": [*ids_of(text), *suffix]})
+
+    async def _detokenize(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        return web.json_response({"prompt": text_of(body["tokens"])})
 
     async def _version(self, request: web.Request) -> web.Response:
         return web.json_response({"version": "0.0.scripted"})

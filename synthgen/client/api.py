@@ -31,7 +31,7 @@ from tenacity import (
 )
 
 from synthgen.client.control import HEALTH_TIMEOUT_S, ServerLoad, api_key, parse_load
-from synthgen.client.replies import ChatReply, CompletionReply
+from synthgen.client.replies import ChatReply, CompletionReply, TokenizeReply
 from synthgen.client.stream import read_stream
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.records import FailureKind, Sampling, SeedPrompt
@@ -133,12 +133,21 @@ class ApiClient:
         content = msgspec.json.encode(body)
         if body.get("stream"):
             return await self._retried(lambda: self._stream_once("/chat/completions", content))
-        return await self._retried(lambda: self._post_once("/chat/completions", content, ChatReply))
+        url = self._base_url + "/chat/completions"
+        return await self._retried(lambda: self._post_once(url, content, ChatReply))
 
     async def complete(self, body: dict[str, Any]) -> tuple[CompletionReply, int]:
         """Send a completion from token ids; return the reply and the tries. Raises as `chat`."""
         content = msgspec.json.encode(body)
-        return await self._retried(lambda: self._post_once("/completions", content, CompletionReply))
+        url = self._base_url + "/completions"
+        return await self._retried(lambda: self._post_once(url, content, CompletionReply))
+
+    async def tokenize(self, body: dict[str, Any]) -> tuple[int, ...]:
+        """Ids of a text or a conversation, by the server's tokenizer and template. Raises as `chat`."""
+        content = msgspec.json.encode({"add_special_tokens": False, **body})
+        url = self._root_url + "/tokenize"
+        reply, _ = await self._retried(lambda: self._post_once(url, content, TokenizeReply))
+        return reply.tokens
 
     async def load(self) -> ServerLoad | None:
         """How busy the server is; None when it shows no metrics or doesn't answer."""
@@ -194,9 +203,9 @@ class ApiClient:
                 raise ServerUnreachable(f"{self._base_url} is gone: {error}") from error
             raise
 
-    async def _post_once(self, path: str, content: bytes, kind: type[T]) -> T:
+    async def _post_once(self, url: str, content: bytes, kind: type[T]) -> T:
         with _transport_errors():
-            async with self._session.post(self._base_url + path, data=content, headers=JSON) as response:
+            async with self._session.post(url, data=content, headers=JSON) as response:
                 body = await response.read()
         self._require_success(response.status, response.headers, body)
         with self._decode_errors(body):

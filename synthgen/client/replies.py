@@ -62,3 +62,9 @@ class CompletionReply(msgspec.Struct, frozen=True):
     choices: tuple[CompletionChoice, ...]
     usage: ReplyUsage
     kv_transfer_params: dict[str, Any] | None = None
+
+
+class TokenizeReply(msgspec.Struct, frozen=True):
+    """The ids of a text or a conversation."""
+
+    tokens: tuple[int, ...]

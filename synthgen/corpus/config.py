@@ -123,6 +123,11 @@ class RunConfig(Section, frozen=True, kw_only=True):
         return self.run_path / "rendered"
 
     @property
+    def audit_path(self) -> Path:
+        """What a pipeline of texts would have made of the traces."""
+        return self.run_path / "audit"
+
+    @property
     def dataset_path(self) -> Path:
         """The mixed samples."""
         return self.run_path / "dataset"

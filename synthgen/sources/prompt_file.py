@@ -7,10 +7,11 @@ for this prompt.
 
 from __future__ import annotations
 
+import abc
 import enum
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
@@ -39,8 +40,11 @@ FORMATS = {".parquet": Format.PARQUET, ".csv": Format.CSV}
 """By the end of a file's name; any other is JSONL."""
 
 
-class PromptFile:
-    """A source to iterate over once; what it was is known at the end, its shape from the first prompt on.
+T = TypeVar("T")
+
+
+class RowFile(abc.ABC, Generic[T]):
+    """A source to iterate over once; what it was is known at the end, its shape from the first good row on.
 
     Text that begins with `hub:` is a dataset, a path and any other text a file. Raises ConfigError for a
     dataset in another form, InputError when the source can't be read or is empty and, unless bad rows are
@@ -48,6 +52,9 @@ class PromptFile:
 
     `field_must_be` false takes a row without `field` as if none were named.
     """
+
+    other_columns: ClassVar[frozenset[str]] = frozenset(OTHER_COLUMNS)
+    """What is read beside the column of the prompt."""
 
     def __init__(
         self,
@@ -70,14 +77,18 @@ class PromptFile:
         self._on_bad_row = on_bad_row
         self._first_row = 0
 
-    def __iter__(self) -> Iterator[SeedPrompt]:
+    @abc.abstractmethod
+    def _make(self, row: dict[str, Any], shape: Shape) -> T:
+        """What a row gives. Raises ValueError."""
+
+    def __iter__(self) -> Iterator[T]:
         for row in self._read():
             self.rows += 1
-            prompt = row if isinstance(row, BadRow) else self._prompt(row)
-            if isinstance(prompt, SeedPrompt):
-                yield prompt
+            made = row if isinstance(row, BadRow) else self._made(row)
+            if isinstance(made, BadRow):
+                self._leave_out(made)
             else:
-                self._leave_out(prompt)
+                yield made
         if not self.rows:
             raise InputError(f"{self.path}: is empty: it has no row")
 
@@ -93,7 +104,7 @@ class PromptFile:
         prompts = frozenset(COLUMNS if self._field is None else (self._field,))
         if isinstance(self.place, HubDataset):
             self.place = resolved(self.place)
-            yield from read_hub(self.place, prompts, frozenset(OTHER_COLUMNS))
+            yield from read_hub(self.place, prompts, self.other_columns)
         else:
             yield from self._read_file(self.place, prompts)
 
@@ -102,11 +113,10 @@ class PromptFile:
             if self.format is Format.JSONL:
                 yield from read_lines(path)
             elif not _is_empty(path):
-                others = frozenset(OTHER_COLUMNS)
                 csv = self.format is Format.CSV
-                yield from read_csv(path) if csv else read_parquet(path, prompts, others)
+                yield from read_csv(path) if csv else read_parquet(path, prompts, self.other_columns)
         except OSError as error:
-            known = "prompts.sources must name JSONL, Parquet or CSV files"
+            known = "a source is a JSONL, Parquet or CSV file"
             raise InputError(f"{self.path}: {error.strerror}: {known}") from error
 
     def _leave_out(self, row: BadRow) -> None:
@@ -115,9 +125,9 @@ class PromptFile:
         self.left_out += 1
         self.first_left_out = self.first_left_out or row
 
-    def _prompt(self, row: Row) -> SeedPrompt | BadRow:
+    def _made(self, row: Row) -> T | BadRow:
         try:
-            return _prompt(row.values, self._shape_of(row), self.place)
+            return self._make(row.values, self._shape_of(row))
         except (msgspec.ValidationError, ValueError) as error:
             return BadRow(row.number, str(error), 1 if self.format is Format.JSONL else None)
 
@@ -133,6 +143,13 @@ class PromptFile:
                 f"name the column with prompts.field"
             )
         return self.shape
+
+
+class PromptFile(RowFile[SeedPrompt]):
+    """The prompts of a source."""
+
+    def _make(self, row: dict[str, Any], shape: Shape) -> SeedPrompt:
+        return _prompt(row, shape, self.place)
 
 
 def _is_empty(path: Path) -> bool:
@@ -154,7 +171,7 @@ def _prompt(row: dict[str, Any], shape: Shape, path: Path | HubDataset) -> SeedP
     return SeedPrompt(
         id=seed_id(messages, tools, sampling, turns),
         source=path.name,
-        domain=_domain(row) or path.stem,
+        domain=domain_of(row, path),
         messages=messages,
         tools=tools,
         sampling=sampling,
@@ -162,6 +179,8 @@ def _prompt(row: dict[str, Any], shape: Shape, path: Path | HubDataset) -> SeedP
     )
 
 
-def _domain(row: dict[str, Any]) -> str:
+def domain_of(row: dict[str, Any], path: Path | HubDataset) -> str:
+    """The kind of prompt that a row is, by its own word or the file's name."""
     source = row.get("source")
-    return str(row.get("domain") or row.get("category") or (source if isinstance(source, str) else ""))
+    named = row.get("domain") or row.get("category") or (source if isinstance(source, str) else "")
+    return str(named) or path.stem

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 TEXT_COLUMNS = ("prompt", "question", "instruction")
+REPLY_COLUMNS = ("answer", "response", "output", "completion", "canonical_solution")
+"""Where the reply to a text is: the first that holds text. Self-instruct keeps it under `instances`."""
 
 
 class Kind(enum.StrEnum):
@@ -119,15 +121,52 @@ def messages_of(row: dict[str, Any], shape: Shape) -> list[Any]:
             return [{"role": "user", "content": text}]
         case Kind.TURNS:
             return [{"role": "user", "content": value[0]}]
-        case Kind.MESSAGES:
-            messages = [_without_nulls(message) for message in value]
-        case Kind.SHAREGPT:
-            messages = [_from_value(turn) for turn in value]
-        case Kind.SHAREGPT_ROLES:
-            messages = [_role_content(turn) for turn in value]
         case Kind.BATCH:
             return _asked(value)
-    return _without_reply(messages)
+        case Kind.MESSAGES | Kind.SHAREGPT | Kind.SHAREGPT_ROLES:
+            return _without_reply(_turns(row, shape))
+
+
+def messages_with_replies(row: dict[str, Any], shape: Shape) -> list[Any]:
+    """The messages of a row up to its last reply, unchecked, in the OpenAI form. Raises ValueError."""
+    match shape.kind:
+        case Kind.TEXT:
+            return [*messages_of(row, shape), {"role": "assistant", "content": _reply(row)}]
+        case Kind.TURNS | Kind.BATCH:
+            raise ValueError(f"no reply: {shape} is what is asked, without an answer")
+        case Kind.MESSAGES | Kind.SHAREGPT | Kind.SHAREGPT_ROLES:
+            return _until_reply(_turns(row, shape))
+
+
+def _turns(row: dict[str, Any], shape: Shape) -> list[Any]:
+    turns: list[Any] = row[shape.column]
+    if shape.kind is Kind.SHAREGPT:
+        return [_from_value(turn) for turn in turns]
+    if shape.kind is Kind.SHAREGPT_ROLES:
+        return [_role_content(turn) for turn in turns]
+    return [_without_nulls(turn) for turn in turns]
+
+
+def _reply(row: dict[str, Any]) -> str:
+    instances = row.get("instances")
+    first = instances[0] if isinstance(instances, list) and instances else None
+    given = [row.get(name) for name in REPLY_COLUMNS]
+    given.append(first.get("output") if isinstance(first, dict) else None)
+    for reply in given:
+        if isinstance(reply, str) and reply.strip():
+            return reply
+    known = ", ".join(REPLY_COLUMNS)
+    raise ValueError(f"no reply: has no text in any of {known}; keys: {', '.join(row)}")
+
+
+def _until_reply(turns: list[Any]) -> list[Any]:
+    """A conversation without what was asked last and never answered."""
+    replies = [
+        i for i, turn in enumerate(turns) if isinstance(turn, dict) and turn.get("role") == "assistant"
+    ]
+    if not replies:
+        raise ValueError("no reply: no message of the conversation is the assistant's")
+    return turns[: replies[-1] + 1]
 
 
 def _asked(body: dict[str, Any]) -> list[Any]:

@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 
-from synthgen.client.launch import capturing, drafting, own_error, plain, serving_url, started, vllm_command
+from synthgen.client.launch import (
+    capturing,
+    drafting,
+    own_error,
+    plain,
+    rendering,
+    serving_url,
+    started,
+    vllm_command,
+)
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.settings import load_config
 from synthgen.errors import ServerStartError
@@ -62,6 +71,21 @@ def test_the_drafting_server_takes_the_draft(config: RunConfig, tmp_path: Path) 
         "num_speculative_tokens": 3,
     }
     assert following(command, "--port") == "8101"
+
+
+def test_the_render_server_takes_what_bears_on_ids_and_nothing_else(
+    demo_values: dict[str, Any], write_config: Any
+) -> None:
+    """Model, lengths, parsers and further arguments; no sizes of an engine that it hasn't."""
+    demo_values["server"] |= {"extra_args": ["--chat-template", "t.jinja"], "tensor_parallel_size": 8}
+    config = load_config(write_config(demo_values))
+    command = vllm_command(config, rendering(config))
+    assert command[1:3] == ["-m", "vllm.entrypoints.launchers.render.entry"]
+    assert following(command, "--model") == config.verifier.model
+    assert following(command, "--max-model-len") == "1024"
+    assert following(command, "--reasoning-parser") == "kimi_k2"
+    assert following(command, "--chat-template") == "t.jinja"
+    assert not {"--max-num-seqs", "--tensor-parallel-size", "--enforce-eager", "--seed"} & set(command)
 
 
 def test_a_running_server_is_used_as_it_is(
