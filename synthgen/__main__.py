@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from synthgen.commands import generate, run, serve
+from synthgen.commands import dataset, generate, run, serve
 
 app = typer.Typer(
     help="Synthetic data from a live inference server, feeding EAGLE-3 draft training.",
@@ -15,6 +15,7 @@ app = typer.Typer(
 app.command()(serve.serve)
 app.command()(generate.prompts)
 app.command()(generate.generate)
+app.command()(dataset.screen)
 app.command("mock-server")(serve.mock_server)
 app.command()(run.plan)
 app.command()(run.run)

@@ -7,6 +7,7 @@ against a real one is.
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -16,6 +17,16 @@ from aiohttp import web
 Handler = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 MODEL = "scripted"
 THINK_END, TOOL_SECTION = 900, 901
+SPECIAL = {
+    "</think>": THINK_END,
+    "<|tool_calls_section_begin|>": TOOL_SECTION,
+    "<|im_user|>": 902,
+    "<|im_assistant|>": 903,
+    "<|im_system|>": 904,
+    "<|im_end|>": 905,
+    "<think>": 906,
+}
+_PIECE = re.compile("|".join(map(re.escape, SPECIAL)) + "|.", re.DOTALL)
 
 
 def chat_reply(
@@ -50,6 +61,10 @@ class ScriptedServer:
         self.healthy = True
         self.counters = ""
         self.tokenizer_suffix: list[int] = []
+        self.names_tokens = True
+        """Whether /tokenize answers `token_strs`."""
+        self.takes_system = True
+        """Whether the chat template takes a system message."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -104,9 +119,21 @@ class ScriptedServer:
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = await request.json()
-        known = {"</think>": [THINK_END], "<|tool_calls_section_begin|>": [TOOL_SECTION]}
-        text = body.get("prompt") or str(body["messages"])
-        return web.json_response({"tokens": known.get(text, [*text.encode(), *self.tokenizer_suffix])})
+        messages = body.get("messages", [])
+        if not self.takes_system and any(message["role"] == "system" for message in messages):
+            return web.json_response({"error": {"message": "no system role"}}, status=400)
+        text = body.get("prompt") or _render(messages)
+        strs = [
+            name
+            for piece in _PIECE.findall(text)
+            for name in ([piece] if piece in SPECIAL else map(chr, piece.encode()))
+        ]
+        ids = [SPECIAL[name] if name in SPECIAL else ord(name) for name in strs]
+        if text not in SPECIAL:
+            ids += self.tokenizer_suffix
+            strs += ["?" for _ in self.tokenizer_suffix]
+        named = self.names_tokens and body.get("return_token_strs")
+        return web.json_response({"tokens": ids, "token_strs": strs if named else None})
 
     async def _version(self, request: web.Request) -> web.Response:
         return web.json_response({"version": "0.0.scripted"})
@@ -116,3 +143,9 @@ class ScriptedServer:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(text=self.counters)
+
+
+def _render(messages: list[dict[str, Any]]) -> str:
+    """A conversation as Kimi's template writes it, more or less."""
+    turns = "".join(f"<|im_{message['role']}|>{message['content']}<|im_end|>" for message in messages)
+    return f"{turns}<|im_assistant|><think>"
