@@ -27,7 +27,7 @@ class SpecialTokens:
     by_id: dict[int, str]
     """Name by id."""
     needles: tuple[bytes, ...]
-    """What to look for among the ids, `,163,163607,…,`: a whole id or the first digits of several."""
+    """What to look for among the ids, `[163,163607]`: whole short ids, the first digits of long ones."""
     think_end: str | None
     think_start: str | None
     tool_section: str | None
@@ -35,6 +35,15 @@ class SpecialTokens:
     """The names of tool tokens."""
     names: re.Pattern[str]
     """Any name that is looked for in texts."""
+    gates: tuple[str, ...]
+    """One of these is in a text that has a name in it."""
+    has_brackets: bool
+    """Whether there are names like `[INST]`."""
+
+    def may_be_in(self, text: str) -> bool:
+        """Whether it is worth to look for names in a text: hardly any text passes, and it is fast."""
+        may_begin = "<" in text or (self.has_brackets and "[" in text)
+        return may_begin and any(gate in text for gate in self.gates)
 
     @classmethod
     def of(cls, special: dict[str, int], think_end: str | None, tool_section: str | None) -> Self:
@@ -49,6 +58,8 @@ class SpecialTokens:
             tool_section=tool_section,
             tools=frozenset(name for name in names if "tool" in name.lower() or name == tool_section),
             names=re.compile("|".join(map(re.escape, longest_first))),
+            gates=_gates(longest_first),
+            has_brackets=any(name.startswith("[") for name in names),
         )
 
 
@@ -57,7 +68,7 @@ def leaked_tokens(trace: View, special: SpecialTokens) -> str | None:
     for name in _misplaced(trace, special):
         return f"{name} among the ids: {excerpt(''.join(trace.texts))}"
     for text in trace.texts:
-        if "<" in text or "[" in text:
+        if special.may_be_in(text):
             for found in special.names.finditer(text):
                 if _is_leak(trace, found[0], special):
                     return excerpt(text, found.start())
@@ -72,12 +83,12 @@ def _is_leak(trace: View, name: str, special: SpecialTokens) -> bool:
 
 def _misplaced(trace: View, special: SpecialTokens) -> Iterator[str]:
     """The names of the special ids that have no place where they stand, in order."""
-    ids = b",%b," % bytes(trace.output).translate(None, b"[] \n")
-    last = ids.rfind(b",", 0, -1)
+    ids, last = trace.ids, max(trace.ids.rfind(b","), 0)
     may_end_thinking = trace.think_end is not None
     may_call = trace.may_call_tools and special.tool_section is None
-    for at in sorted({at for needle in special.needles for at in _places(ids, needle)}):
-        name = special.by_id.get(int(ids[at + 1 : ids.index(b",", at + 1)]))
+    for at in _places(ids, special.needles):
+        end = ids.find(b",", at + 1)  # -1 before the closing bracket
+        name = special.by_id.get(int(ids[at + 1 : end]))
         if name is None or (at == last and not trace.is_cut):
             continue
         may_call = may_call or (name == special.tool_section and trace.may_call_tools)
@@ -87,16 +98,30 @@ def _misplaced(trace: View, special: SpecialTokens) -> Iterator[str]:
             yield name
 
 
-def _places(ids: bytes, needle: bytes) -> Iterator[int]:
-    at = ids.find(needle)
-    while at >= 0:
-        yield at
-        at = ids.find(needle, at + 1)
+def _places(ids: bytes, needles: tuple[bytes, ...]) -> list[int]:
+    """Where the comma or bracket stands before each id that may be special, in order; always the first."""
+    places = [0]
+    for needle in needles:
+        at = ids.find(needle)
+        while at >= 0:
+            places.append(at)
+            at = ids.find(needle, at + 1)
+    return sorted(places)
+
+
+def _gates(names: list[str]) -> tuple[str, ...]:
+    shared = ("<|", "think>", "tool_call>")
+    return tuple(sorted({next((part for part in shared if part in name), name) for name in names}))
 
 
 def _needles(special: list[int]) -> tuple[bytes, ...]:
     """What to look for: long ids, which usually follow each other, by their first digits at once."""
     digits = [str(token).encode() for token in special]
     long = [token for token in digits if len(token) > PREFIX_DIGITS + 1]
-    short = [b",%b," % token for token in digits if len(token) <= PREFIX_DIGITS + 1]
+    short = [
+        b",%b%b" % (token, after)
+        for token in digits
+        if len(token) <= PREFIX_DIGITS + 1
+        for after in (b",", b"]")
+    ]
     return (*short, *sorted({b",%b" % token[:PREFIX_DIGITS] for token in long}))

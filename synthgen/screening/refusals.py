@@ -34,14 +34,10 @@ _GIVE = (
     r"(?:provide|give|share|write|create|generate|offer|produce|complete|answer|discuss|continue|fulfil|"
     r"support|reveal|disclose|recommend|talk\s+about)\b"
 )
-_DECLINE = r"(?:i\s+)?(?:must|have\s+to|will)\s+(?:\w+\s+)?decline\b(?!\s+(?:in|by|to\s+\d))"
-_START = r"(?:^\W*|[.!?,;:\n—-]\s+|\b(?:but|however|so|and)\s+)"
-_ENGLISH = re.compile(
-    rf"^\W*{_APOLOGY}[\s,.;:—-]+(?:\w+[\s,]+){{0,3}}?i\s*{_UNABLE}\s+{_GIVE}"
-    rf"|{_START}i\s*{_UNABLE}\s+{_HELP}"
-    rf"|{_START}i\s+{_DECLINE}",
-    re.IGNORECASE,
-)
+_DECLINE = r"(?:must|have\s+to|will)\s+(?:\w+\s+)?decline\b(?!\s+(?:in|by|to\s+\d))"
+_APOLOGETIC = re.compile(rf"\W*{_APOLOGY}[\s,.;:—-]+(?:\w+[\s,]+){{0,3}}?i\s*{_UNABLE}\s+{_GIVE}")
+_REFUSES = re.compile(rf"i(?:\s*{_UNABLE}\s+{_HELP}|\s+{_DECLINE})")
+_SENTENCE_STARTS = re.compile(r"(?:^\W*|[.!?,;:\n—-]\s+|\b(?:but|however|so|and)\s+)$")
 _CHINESE = re.compile(
     r"(?:^|[。！？，,.!\s]|但是?|所以|因此|作为[^。]{0,30}?)"
     r"(?:我|本助手|本模型)?(?:们)?(?:还|并|暂时|目前)?(?:不能|不可以|没有?办法|無法|无法|沒有?辦法|拒绝|拒絕)"
@@ -57,7 +53,14 @@ def refusal(trace: View) -> str | None:
         if any(gate in opening for gate in _ZH_GATES) and _CHINESE.search(opening):
             return excerpt(opening)
         opening = opening.replace("’", "'")
-    lowered = opening.lower()
-    if any(gate in lowered for gate in _GATES) and _ENGLISH.search(opening):
-        return excerpt(opening)
-    return None
+    return excerpt(opening) if _refuses(opening.lower()) else None
+
+
+def _refuses(opening: str) -> bool:
+    if not ("not" in opening or "n't" in opening or "unable" in opening or "decline" in opening):
+        return False
+    if not any(gate in opening for gate in _GATES):
+        return False
+    if _APOLOGETIC.match(opening):
+        return True
+    return any(_SENTENCE_STARTS.search(opening, 0, at.start()) for at in _REFUSES.finditer(opening))

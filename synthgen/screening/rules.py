@@ -68,7 +68,7 @@ class Screener:
         Prompts are the same by `prompt_key`; what follows the first user message must be the same words, so
         that a short answer may come twice in one conversation, and "4" after many prompts.
         """
-        key = hash((prompt, trace.later_words, bytes(trace.output)))
+        key = hash((prompt, trace.later_words, trace.ids))
         if key in self._seen:
             return excerpt("".join(trace.texts))
         self._seen.add(key)
@@ -88,8 +88,14 @@ def empty_thinking(trace: View) -> str | None:
     if not trace.sampling.thinking or trace.truncated_in is TruncatedIn.THINKING:
         return None
     thinking, response = trace.texts
-    is_split = "think>" not in response  # else the server leaves the thinking in the response
-    return excerpt(response) if trace.think_end == 0 or (is_split and not thinking.strip()) else None
+    if trace.think_end == 0 or (not thinking.strip() and not _holds_thinking(response)):
+        return excerpt(response)
+    return None
+
+
+def _holds_thinking(response: str) -> bool:
+    """Whether the server left the thinking in the response."""
+    return "think>" in response
 
 
 def empty_response(trace: View) -> str | None:

@@ -28,6 +28,7 @@ _SCRIPTS = {
     "greek": r"\u0370-\u03ff\u1f00-\u1fff",
 }
 _RUNS = re.compile("|".join(f"(?P<{name}>[{letters}]+)" for name, letters in _SCRIPTS.items()))
+_LATIN = re.compile("[A-Za-z]")
 _CODE = re.compile(r"```.*?(?:```|\Z)|\\[A-Za-z]+", re.DOTALL)
 _ASKED = re.compile(
     r"\btranslat|\btranscri|\btransliterat|\blanguages?\b|\balphabet|\bmultilingual|\bbilingual|\bchinese\b|"
@@ -44,19 +45,19 @@ _ASKED = re.compile(
 
 def language_drift(trace: View) -> str | None:
     """Thinking or response that is mostly in a script the prompt neither uses nor asks for; or None."""
-    said = [message.content or "" for message in trace.messages]
-    plain_prompt = all(map(str.isascii, said))
+    prompt = "\n".join([message.content or "" for message in trace.messages])
+    in_latin = _LATIN.search(prompt) is not None
     for text in trace.texts:
-        if not (plain_prompt and _is_plain(text)):
-            start = _drift(text, "\n".join(said))
+        if not (in_latin and _is_plain(text)):
+            start = _drift(text, prompt)
             if start is not None:
                 return excerpt(text, start)
     return None
 
 
 def _is_plain(text: str) -> bool:
-    """Whether nine tenths are ASCII: there may be dashes, quotes, symbols, and foreign words."""
-    return text.isascii() or 10 * len(text.encode("ascii", "ignore")) > 9 * len(text)
+    """Whether nearly all is ASCII, by the bytes of UTF-8: there may be dashes, symbols, foreign words."""
+    return text.isascii() or 8 * (len(text.encode("utf-8", "replace")) - len(text)) < len(text)
 
 
 def _drift(text: str, prompt: str) -> int | None:

@@ -37,6 +37,12 @@ class View(msgspec.Struct, frozen=True, kw_only=True, gc=False, rename={"output"
     finish: Finish
     truncated_in: TruncatedIn | None
     sampling: Sampled
+    ids: bytes = b""
+    """The output's ids, `[1,2,3]` without blanks, once for all rules: never read from a file."""
+
+    def __post_init__(self) -> None:
+        ids = bytes(self.output)
+        msgspec.structs.force_setattr(self, "ids", ids.replace(b" ", b"") if b" " in ids else ids)
 
     @property
     def id(self) -> str:
