@@ -76,8 +76,7 @@ def _run_in(text: str) -> int | None:
     while place >= 0:
         if place % width == 0:
             character = sample[place // width]
-            run = character * min(_longest_allowed(character), max(RUN, (len(text) + 1) // 2))
-            start = text.find(run)
+            start = text.find(character * _allowed(character, len(text)))
             if start >= 0:
                 return start
         place = equal.find(bytes(3 * width), place + 1)
@@ -93,10 +92,16 @@ def _equal_neighbours(written: bytes, width: int) -> bytes:
     return (number ^ number >> 8 * width).to_bytes(len(written), "little")
 
 
-def _longest_allowed(character: str) -> int:
+def _allowed(character: str, length: int) -> int:
+    """How long a run of it in a text of `length` nobody writes: half of the text is one, but of digits."""
+    if character.isdecimal():
+        return LONG_RUN
+    longest = RUN
     if character in _DRAWN or "\u2500" <= character <= "\u259f":
-        return RULE_RUN
-    return LONG_RUN if character.isascii() and character.isalnum() else RUN
+        longest = RULE_RUN
+    elif character.isascii() and character.isalnum():
+        longest = LONG_RUN
+    return min(longest, max(RUN, (length + 1) // 2))
 
 
 def _has_few_kinds(text: str) -> bool:
