@@ -18,7 +18,7 @@ LONG_RUN = 128
 """The same for digits and letters of ASCII: masks have 64 hex digits, a googol 100 zeros, tests 100 x."""
 RULE_RUN = 512
 """The same for blanks and what rules, leaders and bars are drawn with: more than any line holds."""
-STEP = 8
+STEP = 6
 FEW_KINDS = 3
 """A long text of no more different characters says nothing; ones and zeros alone may be a number."""
 FEW_KINDS_CHARS = 200
@@ -49,11 +49,12 @@ def degenerate(trace: View) -> str | None:
     A run of 32 is enough, if it is half of the text or of what no text repeats so often. Longer ones are
     allowed of digits and letters (128), and of blanks and what rules and bars are made of (512).
     """
-    for text in trace.texts:
-        if len(text) >= RUN:
-            start = _run_in(text)
-            if start is not None or _has_few_kinds(text):
-                return excerpt(text, start or 0)
+    thinking, response = trace.texts
+    may_run = any(_suspects(thinking + response))
+    for text in (thinking, response):
+        start = _run_in(text) if may_run else None
+        if start is not None or _has_few_kinds(text):
+            return excerpt(text, start or 0)
     token = _token_run(trace.ids)
     return None if token is None else f"token {token} over and over: {excerpt(''.join(trace.texts))}"
 
@@ -68,28 +69,29 @@ def repetition(trace: View) -> str | None:
 
 
 def _run_in(text: str) -> int | None:
-    """Start of a run of one character: one of 32 shows as four equal ones in every eighth character."""
-    sample = text[::STEP]
-    width = 1 if sample.isascii() else 4
-    equal = _equal_neighbours(sample.encode("utf-32-le" if width > 1 else "ascii", "surrogatepass"), width)
-    place = equal.find(bytes(3 * width))
-    while place >= 0:
-        if place % width == 0:
-            character = sample[place // width]
-            start = text.find(character * _allowed(character, len(text)))
-            if start >= 0:
-                return start
-        place = equal.find(bytes(3 * width), place + 1)
+    """Start of a run of one character."""
+    for character in _suspects(text):
+        start = text.find(character * _allowed(character, len(text)))
+        if start >= 0:
+            return start
     return None
 
 
-def _equal_neighbours(written: bytes, width: int) -> bytes:
-    """`width` bytes for each character, zero where the next one is the same.
+def _suspects(text: str) -> Iterator[str]:
+    """Characters that may run: a run of 32 shows as five equal ones in every sixth character.
 
-    All are compared at once, as the bits of two numbers: a regular expression takes twice as long.
+    All are compared with their neighbours at once, as the bits of two numbers: where five are equal, there
+    are four times `width` zero bytes. A regular expression takes twice as long.
     """
-    number = int.from_bytes(written, "little")
-    return (number ^ number >> 8 * width).to_bytes(len(written), "little")
+    sample = text[::STEP]
+    width = 1 if sample.isascii() else 4
+    number = int.from_bytes(sample.encode("utf-32-le" if width > 1 else "ascii", "surrogatepass"), "little")
+    differences = (number ^ number >> 8 * width).to_bytes(width * len(sample), "little")
+    place = differences.find(bytes(4 * width))
+    while place >= 0:
+        if place % width == 0:
+            yield sample[place // width]
+        place = differences.find(bytes(4 * width), place + 1)
 
 
 def _allowed(character: str, length: int) -> int:
