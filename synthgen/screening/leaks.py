@@ -24,8 +24,8 @@ PREFIX_DIGITS = 3
 class SpecialTokens:
     """The special tokens of a corpus, prepared for a fast search."""
 
-    by_id: dict[int, str]
-    """Name by id."""
+    by_digits: dict[bytes, str]
+    """Name by id, as the id is written."""
     needles: tuple[bytes, ...]
     """What to look for among the ids, `[163,163607]`: whole short ids, the first digits of long ones."""
     think_end: str | None
@@ -51,7 +51,7 @@ class SpecialTokens:
         names = dict.fromkeys((*special, *CONTROL_NAMES, *filter(None, (think_end, tool_section))))
         longest_first = sorted((n for n in names if len(n) >= NAMED_CHARS), key=len, reverse=True)
         return cls(
-            by_id={token: name for name, token in special.items()},
+            by_digits={str(token).encode(): name for name, token in special.items()},
             needles=_needles(sorted(special.values())),
             think_end=think_end,
             think_start=None if think_end is None else think_end.replace("/", "", 1),
@@ -88,7 +88,7 @@ def _misplaced(trace: View, special: SpecialTokens) -> Iterator[str]:
     may_call = trace.may_call_tools and special.tool_section is None
     for at in _places(ids, special.needles):
         end = ids.find(b",", at + 1)  # -1 before the closing bracket
-        name = special.by_id.get(int(ids[at + 1 : end]))
+        name = special.by_digits.get(ids[at + 1 : end])
         if name is None or (at == last and not trace.is_cut):
             continue
         may_call = may_call or (name == special.tool_section and trace.may_call_tools)
