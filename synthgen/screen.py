@@ -29,7 +29,7 @@ from synthgen.corpus.settings import save_config
 from synthgen.corpus.verdicts import DropReason, Verdict
 from synthgen.screening.leaks import SpecialTokens
 from synthgen.screening.rules import VERSION, Found, Screener
-from synthgen.screening.view import View
+from synthgen.screening.view import EXCERPT_CHARS, View
 
 EXAMPLES = 3
 """Examples a rule, the first that are met."""
@@ -65,7 +65,7 @@ class Report:
             self.tags[rule] += 1
             examples = self.examples.setdefault(rule, [])
             if len(examples) < EXAMPLES:
-                examples.append({"trace": verdict.trace, "excerpt": what})
+                examples.append({"trace": verdict.trace, "excerpt": what[:EXCERPT_CHARS]})
 
     def figures(self) -> dict[str, Any]:
         """As they stand in the manifest; every rule is counted, also those that found nothing."""

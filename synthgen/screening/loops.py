@@ -70,7 +70,7 @@ def repetition(trace: View) -> str | None:
 
 def _run_in(text: str) -> int | None:
     """Start of a run of one character."""
-    for character in _suspects(text):
+    for character in dict.fromkeys(_suspects(text)):
         start = text.find(character * _allowed(character, len(text)))
         if start >= 0:
             return start
