@@ -15,6 +15,7 @@ app = typer.Typer(
 app.command()(serve.serve)
 app.command()(generate.prompts)
 app.command()(generate.generate)
+app.command()(dataset.screen)
 app.command()(render.render)
 app.command()(dataset.mix)
 app.command()(render.audit)

@@ -112,7 +112,7 @@ def _generate(config: RunConfig, request: Request, journals: Journals) -> tuple[
                 _require_same_server(config, before, facts.fingerprint)
             write_journal(config.heldout_path, split.heldout)
             save_config(config, config.corpus_path / "run.yaml")
-            _write(config, facts.fingerprint, there, before=before)
+            _write(config, facts.fingerprint, there, before=before, special=facts.markers.special)
         tally = Tally(wanted=len(todo))
         gc.set_threshold(GC_OBJECTS)
         gc.freeze()  # prompts and keys stay to the end
@@ -225,9 +225,14 @@ def _write(
     seconds: float = 0.0,
     speed: Speed | None = None,
     complete: bool = False,
+    special: dict[str, int] | None = None,
 ) -> Manifest:
-    """Write the manifest; `seconds` more went into the corpus than `before` says."""
+    """Write the manifest; `seconds` more went into the corpus than `before` says.
+
+    Special tokens that are known already stay known.
+    """
     counts = there.counts
+    known = before.figures.get("special_tokens", {}) if before else {}
     manifest = manifest_of(
         "generate",
         settings=_settings(config),
@@ -239,6 +244,7 @@ def _write(
             "truncated": counts.truncated,
             "failures": len(there.failed),
             "server": msgspec.to_builtins(fingerprint),
+            "special_tokens": known | (special or {}),
         },
         seconds=seconds + (before.seconds if before else 0.0),
         speed=speed or (before.speed if before else None),

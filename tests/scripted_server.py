@@ -23,6 +23,9 @@ SPECIAL = {
     "<|im_end|>": TURN_END,
     "<|im_start|>": 903,
     "<think>": 904,
+    "<|im_user|>": 905,
+    "<|im_assistant|>": 906,
+    "<|im_system|>": 907,
 }
 AB = 950
 """A token of the text `ab`, which is read back as its two letters."""
@@ -30,10 +33,13 @@ _NAMES = re.compile("(" + "|".join(map(re.escape, SPECIAL)) + ")")
 _TEXTS = {token: text for text, token in SPECIAL.items()} | {AB: "ab"}
 
 
-def ids_of(text: str) -> list[int]:
-    """Ids of a text: a special token is one, of anything else each byte."""
-    parts = _NAMES.split(text)
-    return [token for part in parts for token in ([SPECIAL[part]] if part in SPECIAL else part.encode())]
+def tokens_of(text: str) -> list[tuple[int, str]]:
+    """Ids of a text, each with its name: a special token is one, of anything else each byte."""
+    return [
+        token
+        for part in _NAMES.split(text)
+        for token in ([(SPECIAL[part], part)] if part in SPECIAL else [(b, chr(b)) for b in part.encode()])
+    ]
 
 
 def text_of(ids: Iterable[int]) -> str:
@@ -73,10 +79,14 @@ class ScriptedServer:
         self.healthy = True
         self.counters = ""
         self.tokenizer_suffix: list[int] = []
-        self.template: Callable[[dict[str, Any]], str] = lambda body: str(body["messages"])
+        self.template: Callable[[dict[str, Any]], str] = _render
         """What a conversation becomes before it is tokenized. Raises ValueError to refuse it."""
         self.tokenized = 0
         self.tokenize_status = 200
+        self.names_tokens = True
+        """Whether /tokenize answers `token_strs`."""
+        self.takes_system = True
+        """Whether the chat template takes a system message."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -135,12 +145,18 @@ class ScriptedServer:
         self.tokenized += 1
         if self.tokenize_status != 200:
             return web.json_response({"error": "told to"}, status=self.tokenize_status)
+        if not self.takes_system and any(m["role"] == "system" for m in body.get("messages", [])):
+            return web.json_response({"error": {"message": "no system role"}}, status=400)
         try:
             text = body["prompt"] if "prompt" in body else self.template(body)
         except ValueError as error:
             return web.json_response({"error": str(error)}, status=400)
-        suffix = [] if text in SPECIAL else self.tokenizer_suffix
-        return web.json_response({"tokens": [*ids_of(text), *suffix]})
+        tokens = tokens_of(text)
+        if text not in SPECIAL:
+            tokens += [(suffix, "?") for suffix in self.tokenizer_suffix]
+        named = self.names_tokens and body.get("return_token_strs")
+        strs = [name for _, name in tokens] if named else None
+        return web.json_response({"tokens": [token for token, _ in tokens], "token_strs": strs})
 
     async def _detokenize(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -154,3 +170,9 @@ class ScriptedServer:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(text=self.counters)
+
+
+def _render(body: dict[str, Any]) -> str:
+    """A conversation as Kimi's template writes it, more or less."""
+    turns = "".join(f"<|im_{m['role']}|>{m['content']}<|im_end|>" for m in body["messages"])
+    return f"{turns}<|im_assistant|><think>"

@@ -10,7 +10,7 @@ import os
 import re
 import ssl
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -19,6 +19,7 @@ import msgspec
 from synthgen.corpus.manifest import digest
 from synthgen.corpus.records import Record
 from synthgen.corpus.sections import VerifierConfig
+from synthgen.corpus.special_tokens import CONTROL_NAMES, is_control
 from synthgen.errors import ConfigError, ServerError, ServerMismatch, ServerUnreachable
 
 TIMEOUT_S = 30.0
@@ -30,6 +31,7 @@ TEMPLATE_PROBE = (
     {"role": "assistant", "content": "Two."},
     {"role": "user", "content": "Three?"},
 )
+SYSTEM = {"role": "system", "content": "Count."}
 _COUNTER = re.compile(
     r"^vllm:spec_decode_num_(drafts|draft_tokens|accepted_tokens|accepted_tokens_per_pos)_total"
     r"\{(.*?)\} (\S+)$",
@@ -68,6 +70,8 @@ class Markers:
 
     think_end: int | None
     tool_section: int | None
+    special: dict[str, int] = field(default_factory=dict)
+    """These, and what the chat template writes around messages, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,10 +222,28 @@ class Control:
                 )
             return ids[0]
 
-        return Markers(
-            think_end=single(verifier.think_end, "think_end"),
-            tool_section=single(verifier.tool_section, "tool_section"),
-        )
+        think_end = single(verifier.think_end, "think_end")
+        tool_section = single(verifier.tool_section, "tool_section")
+        named = ((verifier.think_end, think_end), (verifier.tool_section, tool_section))
+        special = self.special_tokens(verifier.served_name)
+        special |= {text: token for text, token in named if text is not None and token is not None}
+        return Markers(think_end=think_end, tool_section=tool_section, special=special)
+
+    def special_tokens(self, model: str) -> dict[str, int]:
+        """Ids by name of the tokens that the chat template writes around messages, as far as they have names,
+        and of the usual control tokens; none from a server that answers no `token_strs`.
+        """
+        try:
+            conversation = self._special_in(model, messages=(SYSTEM, *TEMPLATE_PROBE))
+        except ServerMismatch:  # a template that takes no system message
+            conversation = self._special_in(model, messages=TEMPLATE_PROBE)
+        return self._special_in(model, prompt="".join(CONTROL_NAMES)) | conversation
+
+    def _special_in(self, model: str, **content: Any) -> dict[str, int]:
+        body = {"model": model, "add_special_tokens": False, "return_token_strs": True, **content}
+        answer = self._json("POST", f"{self.root_url}/tokenize", json=body)
+        pairs = zip(answer.get("token_strs") or (), answer["tokens"], strict=False)
+        return {text: token for text, token in pairs if is_control(text)}
 
     def spec_counters(self) -> SpecCounters:
         """The spec-decode counters. Raises ServerMismatch when the server has none."""

@@ -221,8 +221,10 @@ class Endpoints:
         asked = read(body, ChatRequest if "messages" in body else TextRequest)
         ids = asked.prompt_ids()
         limit = self._config.max_model_len_tokens
+        names = [replies.decode([token], with_specials=True) for token in ids]
+        strs = names if asked.return_token_strs else None
         return web.json_response(
-            {"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": None}
+            {"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": strs}
         )
 
     async def _detokenize(self, request: web.Request) -> web.Response:

@@ -40,6 +40,8 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     return_token_ids: bool | None = False
     max_tokens: Tokens | None = None
     n: int | None = 1
+    return_token_strs: bool | None = False
+    """Of /tokenize alone."""
 
     @property
     def limit(self) -> int | None:

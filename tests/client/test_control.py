@@ -7,7 +7,7 @@ import pytest
 from synthgen.client.control import Control, ServerLoad, SpecCounters, api_key, parse_load
 from synthgen.corpus.sections import VerifierConfig
 from synthgen.errors import ConfigError, ServerError, ServerMismatch, ServerUnreachable
-from tests.scripted_server import MODEL, ScriptedServer
+from tests.scripted_server import MODEL, SPECIAL, ScriptedServer
 
 METRICS = """\
 # HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
@@ -144,3 +144,27 @@ def test_a_fingerprint_tells_servers_apart(server: ScriptedServer) -> None:
     assert control.fingerprint(MODEL).digest == found.digest
     server.tokenizer_suffix = [7]
     assert control.fingerprint(MODEL).digest != found.digest
+
+
+def test_special_tokens_are_those_that_the_template_writes(server: ScriptedServer) -> None:
+    """By name, with the markers; what is no name in brackets is left out."""
+    control = Control(server.base_url)
+    assert control.markers(verifier()).special == SPECIAL
+    assert control.markers(verifier(think_end=None)).special == SPECIAL
+
+
+def test_a_template_without_system_messages_is_asked_without_one(server: ScriptedServer) -> None:
+    """A refusal of the first conversation doesn't end the run."""
+    server.takes_system = False
+    assert "<|im_user|>" in Control(server.base_url).special_tokens(MODEL)
+
+
+def test_a_server_that_names_no_tokens_gives_only_the_markers(server: ScriptedServer) -> None:
+    """`token_strs: null`, as of other servers."""
+    server.names_tokens = False
+    assert Control(server.base_url).special_tokens(MODEL) == {}
+    section = verifier(tool_section="<|tool_calls_section_begin|>")
+    assert Control(server.base_url).markers(section).special == {
+        "</think>": 900,
+        "<|tool_calls_section_begin|>": 901,
+    }

@@ -207,6 +207,18 @@ def test_control_knows_it_as_a_server(plain: MockServer) -> None:
     markers = control.markers(verifier)
     assert markers.think_end in choice_of(plain, body())["token_ids"]
     assert markers.tool_section not in (None, markers.think_end)
+    assert sorted(markers.special) == [
+        "</think>",
+        "<think>",
+        "<|im_assistant|>",
+        "<|im_end|>",
+        "<|im_middle|>",
+        "<|im_system|>",
+        "<|im_user|>",
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_end|>",
+    ]
+    assert markers.special["</think>"] == markers.think_end
 
 
 def test_tokenize_renders_a_conversation_as_a_completion_does(plain: MockServer) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from synthgen.client.control import Markers
 from synthgen.renderer import Rendered, Template, common_tail, reply_span
 from tests import templates
-from tests.scripted_server import ids_of, text_of
+from tests.scripted_server import text_of, tokens_of
 
 END, BREAK, THINK_END = 902, 10, 900
 TEMPLATE = Template(
@@ -60,7 +60,7 @@ def test_of_any_conversation_exactly_the_replies_and_their_ends_have_spans(
 
 def _ids(template: Callable[[dict[str, Any]], str], messages: list[Any], *, asks: bool) -> tuple[int, ...]:
     options = {"add_generation_prompt": asks, "chat_template_kwargs": {"thinking": False}}
-    return tuple(ids_of(template({"messages": messages, **options})))
+    return tuple(token for token, _ in tokens_of(template({"messages": messages, **options})))
 
 
 @pytest.mark.parametrize(
