@@ -28,7 +28,7 @@ from synthgen.corpus.manifest import manifest_of, write_manifest
 from synthgen.corpus.records import Finish, Message, Sampling, Timing, Trace
 from synthgen.corpus.settings import load_config
 from synthgen.corpus.token_ids import encode_ids
-from synthgen.screen import screen
+from synthgen.screen.stage import screen
 
 ROOT = Path(__file__).parent.parent
 SPECIAL = {

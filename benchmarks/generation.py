@@ -27,7 +27,7 @@ from benchmarks.scratch import scratch
 from benchmarks.stub import MODEL, pin, stub_server
 from synthgen.corpus.journal import read_keys
 from synthgen.corpus.settings import load_config
-from synthgen.generate import generate
+from synthgen.generate.stage import generate
 
 ROOT = Path(__file__).parent.parent
 CONCURRENCIES = (64, 256, 1024)

@@ -21,7 +21,7 @@ from synthgen.corpus.config import RunConfig
 from synthgen.corpus.records import Finish, Message, Sampling, Timing, Trace
 from synthgen.corpus.settings import load_config
 from synthgen.corpus.token_ids import encode_ids
-from synthgen.resume import held
+from synthgen.generate.resume import held
 
 ROOT = Path(__file__).parent.parent
 PLACEHOLDER = "f" * 16

@@ -21,7 +21,7 @@ from rich.table import Table
 from benchmarks.scratch import scratch
 from synthgen.client.launch import plain, started, uncached
 from synthgen.corpus.settings import load_config
-from synthgen.generate import generate
+from synthgen.generate.stage import generate
 
 ROOT = Path(__file__).parent.parent
 AUTO = "auto"

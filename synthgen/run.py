@@ -26,9 +26,9 @@ from synthgen.corpus.files import free_bytes, in_units, require_free_disk
 from synthgen.corpus.manifest import read_manifest, require_manifest
 from synthgen.corpus.settings import save_config
 from synthgen.corpus.verifier_config import VerifierShape, read_shape
-from synthgen.costs import StagePlan
 from synthgen.errors import ConfigError, DiskError, SynthgenError
-from synthgen.plan import plan
+from synthgen.plan.costs import StagePlan
+from synthgen.plan.stages import plan
 
 DISK_WATCH_S = 5.0
 DISK_RESERVE_BYTES = 1 << 30

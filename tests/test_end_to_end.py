@@ -38,8 +38,8 @@ from synthgen.corpus.journal import read_journal, write_journal
 from synthgen.corpus.manifest import read_manifest
 from synthgen.corpus.records import Sampling, SeedPrompt, Timing, Trace
 from synthgen.corpus.settings import load_config
+from synthgen.generate.traces import ServerFacts, trace_of
 from synthgen.run import stages
-from synthgen.traces import ServerFacts, trace_of
 from tests.conftest import ROOT
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]

@@ -12,9 +12,9 @@ from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import exits, tables
 from synthgen.corpus.manifest import Manifest
 from synthgen.corpus.settings import load_config
-from synthgen.mix import mix as mix_dataset
-from synthgen.screen import screen as screen_corpus
-from synthgen.screen_table import print_screening
+from synthgen.mix.stage import mix as mix_dataset
+from synthgen.screen.stage import screen as screen_corpus
+from synthgen.screen.table import print_screening
 
 
 def screen(

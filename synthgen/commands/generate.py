@@ -11,12 +11,12 @@ from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import console, exits
 from synthgen.corpus.manifest import Manifest
 from synthgen.corpus.settings import load_config
-from synthgen.generate import Request, Shard
-from synthgen.generate import generate as generate_corpus
-from synthgen.panel import duration
-from synthgen.preview import preview as preview_prompts
-from synthgen.prompts import print_report, read_report
-from synthgen.tally import Tally
+from synthgen.generate.panel import duration
+from synthgen.generate.preview import preview as preview_prompts
+from synthgen.generate.stage import Request, Shard
+from synthgen.generate.stage import generate as generate_corpus
+from synthgen.generate.tally import Tally
+from synthgen.seeds.report import print_report, read_report
 
 
 def prompts(

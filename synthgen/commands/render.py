@@ -8,13 +8,13 @@ from typing import Annotated
 import msgspec
 import typer
 
-from synthgen.audit import audit as audit_corpus
 from synthgen.commands.options import AsJson, Config, Overrides
 from synthgen.corpus.console import console, exits
 from synthgen.corpus.settings import load_config
-from synthgen.render import ROWS_FILE
-from synthgen.render import render as render_parts
-from synthgen.render_tables import print_audit, print_rendered
+from synthgen.render.audit import audit as audit_corpus
+from synthgen.render.stage import ROWS_FILE
+from synthgen.render.stage import render as render_parts
+from synthgen.render.tables import print_audit, print_rendered
 
 
 def render(

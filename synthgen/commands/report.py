@@ -13,9 +13,9 @@ import typer
 from synthgen.commands.options import AsJson, Config, Overrides
 from synthgen.corpus.console import console, exits, tables
 from synthgen.corpus.settings import load_config
-from synthgen.report import write_report
-from synthgen.run_figures import run_figures
-from synthgen.show import as_figures, find, print_reply
+from synthgen.report.figures import run_figures
+from synthgen.report.show import as_figures, find, print_reply
+from synthgen.report.stage import write_report
 
 
 def show(

@@ -11,11 +11,11 @@ import typer
 from synthgen.commands.options import Config, Overrides
 from synthgen.corpus.console import exits
 from synthgen.corpus.settings import load_config
-from synthgen.costs import as_figures
-from synthgen.generate import Request
-from synthgen.generate import generate as generate_corpus
-from synthgen.plan import plan as plan_run
-from synthgen.plan_table import print_plan
+from synthgen.generate.stage import Request
+from synthgen.generate.stage import generate as generate_corpus
+from synthgen.plan.costs import as_figures
+from synthgen.plan.stages import plan as plan_run
+from synthgen.plan.table import print_plan
 from synthgen.run import print_commands, print_summary
 from synthgen.run import run as run_stages
 

@@ -15,7 +15,7 @@ from eagle.verifier import VerifierWeights
 from eagle.vocab import build_vocab
 from synthgen.corpus.draft_sections import DraftConfig
 from synthgen.corpus.settings import load_config
-from synthgen.plan import trained_parameters
+from synthgen.plan.stages import trained_parameters
 
 HIDDEN, VOCAB, DRAFT_VOCAB = 12, 10, 6
 CONFIG = DraftConfig(

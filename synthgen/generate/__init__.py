@@ -1,0 +1,1 @@
+"""Prompts in, traces out: the servers kept busy, every reply kept."""

@@ -1,0 +1,1 @@
+"""Kept traces and rendered replies as one dataset."""

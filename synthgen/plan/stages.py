@@ -1,0 +1,193 @@
+"""What a run costs, before it starts: rows, tokens, bytes and hours of each stage, each with its formula.
+
+Everything is "at most" (each reply as long as allowed) until a stage has run; then its own figures hold,
+and its speed replaces the assumed one.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from synthgen.corpus.config import RunConfig
+from synthgen.corpus.files import free_bytes, in_units
+from synthgen.corpus.manifest import Manifest, read_manifest
+from synthgen.corpus.verifier_config import TAPS, read_shape, state_bytes_per_token
+from synthgen.errors import ConfigError
+from synthgen.plan.costs import Plan, Rate, Rates, Replies, StagePlan
+from synthgen.seeds.selection import chosen_figures
+
+TRACE_BYTES_PER_TOKEN = 14
+"""A journal's line: seven digits and a comma for each id, and six of text."""
+ADAM_BYTES = 12
+"""A trained parameter in a checkpoint: float32 weight and two float32 moments."""
+CHECKPOINTS = 3
+"""Two are kept while the next is written."""
+
+
+def plan(config: RunConfig, *, free: int | None = None) -> Plan:
+    """The plan of a run. Raises InputError for broken prompts, ConfigError when no size is known."""
+    figures = chosen_figures(config).require_corpus(config.prompts)
+    replies = Replies.of(figures.turns, config.generate.samples_per_prompt)
+    hidden, rates = _hidden_size(config), rates_of(config)
+    extract = _extract(config, replies, hidden, rates)
+    return Plan(
+        run_dir=config.run_dir,
+        stages=(
+            _generate(config, replies, rates),
+            extract,
+            _train(config, extract, hidden, rates),
+            _accept(config, rates),
+        ),
+        free_bytes=free_bytes(config.run_path) if free is None else free,
+        load_rate=rates.load_s,
+    )
+
+
+def rates_of(config: RunConfig) -> Rates:
+    """The speeds that earlier stages of this run measured; the assumed ones for the rest."""
+    corpus, states = read_manifest(config.corpus_path), read_manifest(config.states_path)
+    trained = read_manifest(config.checkpoints_path)
+    loads = [made.speed.load_s for made in (corpus, states) if made and made.speed and made.speed.load_s]
+    return Rates(
+        load_s=Rate(max(loads), True) if loads else Rate(config.plan.load_s),
+        generate=_rate(corpus, config.plan.generate_tokens_per_s),
+        prefill=_rate(states, config.plan.prefill_tokens_per_s),
+        train=_rate(trained, config.plan.train_tokens_per_s),
+    )
+
+
+def _rate(made: Manifest | None, assumed: float) -> Rate:
+    return Rate(made.speed.tokens_per_s, True) if made and made.speed else Rate(assumed)
+
+
+def _generate(config: RunConfig, replies: Replies, rates: Rates) -> StagePlan:
+    made, samples = read_manifest(config.corpus_path), config.generate.samples_per_prompt
+    per_reply, why = config.generate.max_tokens, f"generate.max_tokens {config.generate.max_tokens:,}"
+    if made is not None and made.figures["traces"]:
+        written = made.figures["thinking_tokens"] + made.figures["response_tokens"]
+        per_reply = math.ceil(written / made.figures["traces"])
+        why = f"{per_reply:,} tokens a reply, the mean of {made.figures['traces']:,} traces"
+    tokens, written = replies.count * per_reply, replies.written * per_reply
+    again = f" ({written - tokens:,} of them again, before later turns)" if written > tokens else ""
+    return StagePlan(
+        name="generate",
+        rows=replies.rows,
+        tokens=tokens,
+        disk_bytes=written * TRACE_BYTES_PER_TOKEN,
+        starts=0 if config.server.base_urls else 1,
+        load_s=0.0 if config.server.base_urls else rates.load_s.value,
+        work_s=tokens / rates.generate.value,
+        measured=rates.generate.measured,
+        formulas={
+            "rows": f"{replies.rows // samples:,} prompts × generate.samples_per_prompt {samples}",
+            "tokens": f"{replies} × {why}",
+            "disk": f"{written:,} tokens{again} × {TRACE_BYTES_PER_TOKEN} bytes of JSON",
+            "work": f"{tokens:,} tokens / {rates.generate.value:,.0f} a second",
+        },
+    )
+
+
+def _dataset_rows(config: RunConfig, replies: Replies) -> tuple[int, str]:
+    """Rows that are trained on, and where the figure is from."""
+    made = read_manifest(config.dataset_path)
+    if made is not None:
+        return made.figures["rows"], f"{made.figures['rows']:,} rows of the dataset"
+    native = sum(part.share for part in config.mix.parts if part.traces is not None)
+    if not native or native > 1 - 1e-6:
+        return replies.count, str(replies)
+    return math.ceil(replies.count / native), f"({replies} / {native:g}, the traces' share of the dataset)"
+
+
+def _extract(config: RunConfig, replies: Replies, hidden: int, rates: Rates) -> StagePlan:
+    made = read_manifest(config.states_path)
+    rows, rows_why = _dataset_rows(config, replies)
+    tokens = rows * config.extract.max_seq_tokens
+    why = f"{rows_why} × extract.max_seq_tokens {config.extract.max_seq_tokens:,}"
+    if made is not None and made.complete:
+        tokens, why = made.figures["tokens"], "as extracted"
+    dtype = config.extract.states_dtype
+    per_token = state_bytes_per_token(hidden, dtype)
+    return StagePlan(
+        name="extract",
+        rows=rows,
+        tokens=tokens,
+        disk_bytes=tokens * per_token,
+        starts=1,
+        load_s=rates.load_s.value,
+        work_s=tokens / rates.prefill.value,
+        measured=rates.prefill.measured,
+        formulas={
+            "tokens": why,
+            "disk": f"{tokens:,} tokens × {TAPS} states × hidden size {hidden:,} in {dtype} "
+            f"({in_units(config.extract.max_seq_tokens * per_token)} for the longest sample)",
+            "work": f"{tokens:,} tokens / {rates.prefill.value:,.0f} a second",
+        },
+    )
+
+
+def _train(config: RunConfig, extract: StagePlan, hidden: int, rates: Rates) -> StagePlan:
+    tokens = extract.tokens * config.train.epochs
+    trained = trained_parameters(config, hidden)
+    return StagePlan(
+        name="train",
+        rows=extract.rows,
+        tokens=tokens,
+        disk_bytes=CHECKPOINTS * trained * ADAM_BYTES,
+        starts=0,
+        load_s=0.0,
+        work_s=tokens / rates.train.value,
+        measured=rates.train.measured,
+        formulas={
+            "tokens": f"{extract.tokens:,} tokens × train.epochs {config.train.epochs}",
+            "disk": f"{CHECKPOINTS} checkpoints × {trained:,} trained parameters × {ADAM_BYTES} bytes",
+            "work": f"{tokens:,} tokens / {rates.train.value:,.0f} a second",
+        },
+    )
+
+
+def _accept(config: RunConfig, rates: Rates) -> StagePlan:
+    settings = config.accept
+    servers = 2 + settings.untrained
+    starts = 1 if settings.servers_at_once else servers
+    drafted = settings.prompts * (1 + settings.untrained)
+    rows = drafted + 2 * settings.single_prompts * settings.rounds
+    tokens = rows * settings.max_tokens
+    return StagePlan(
+        name="accept",
+        rows=rows,
+        tokens=tokens,
+        disk_bytes=0,
+        starts=starts,
+        load_s=starts * rates.load_s.value,
+        work_s=tokens / rates.generate.value,
+        measured=False,
+        formulas={
+            "rows": f"accept.prompts {settings.prompts} × {1 + settings.untrained} drafts + "
+            f"accept.single_prompts {settings.single_prompts} × 2 servers × accept.rounds {settings.rounds}",
+            "tokens": f"{rows:,} rows × accept.max_tokens {settings.max_tokens:,}",
+            "work": f"{tokens:,} tokens / {rates.generate.value:,.0f} a second (one at a time is slower)",
+        },
+    )
+
+
+def trained_parameters(config: RunConfig, hidden: int) -> int:
+    """Of the draft: one Llama layer on twice the hidden size, `fc`, norms, and the head if trained."""
+    draft = config.draft
+    queries, keys = draft.num_attention_heads * draft.head_dim, draft.num_key_value_heads * draft.head_dim
+    attention = 2 * hidden * (queries + 2 * keys) + queries * hidden
+    norms = 4 * hidden + (3 * hidden if draft.fc_norm else 0)
+    head = config.vocab.size * hidden if config.train.head == "trained" else 0
+    return attention + 3 * hidden * draft.intermediate_size + 3 * hidden * hidden + norms + head
+
+
+def _hidden_size(config: RunConfig) -> int:
+    model = Path(config.verifier.model)
+    if model.is_dir():
+        return read_shape(model).hidden_size
+    if config.plan.hidden_size is None:
+        raise ConfigError(
+            f"verifier.model {config.verifier.model} is no directory here and plan.hidden_size is null: set "
+            f"one of them, or the hidden states can't be sized"
+        )
+    return config.plan.hidden_size

@@ -1,0 +1,175 @@
+"""The render stage: replies that others wrote become rows of the dataset, with the verifier's own ids.
+
+As much is rendered as mixing can use of each part, by hash order. The artifact is complete or absent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import time
+from typing import Any
+
+import msgspec
+from rich.markup import escape
+
+from synthgen.client.control import Control, Fingerprint, api_key
+from synthgen.client.launch import Served, rendering, served
+from synthgen.corpus.config import RunConfig
+from synthgen.corpus.console import console, waiting
+from synthgen.corpus.files import directory_written_aside
+from synthgen.corpus.journal import read_journal
+from synthgen.corpus.manifest import (
+    Manifest,
+    Speed,
+    as_json,
+    digest_of,
+    manifest_of,
+    read_manifest,
+    require_manifest,
+    write_manifest,
+)
+from synthgen.corpus.records import Finish
+from synthgen.corpus.sections import MixPart
+from synthgen.corpus.settings import save_config
+from synthgen.corpus.token_ids import decode_ids
+from synthgen.errors import ArtifactError, ServerMismatch, ServerUnreachable
+from synthgen.render.parts import Filler, RenderedPart
+from synthgen.render.renderer import Template, read_template
+from synthgen.sources.draw import Source
+
+ROWS_FILE = "rows.jsonl"
+SPARE = 1.1
+"""A tenth more is rendered than mixing is expected to take."""
+STOPPED_REPLIES = 100
+"""Replies of the corpus that are asked how they ended."""
+
+
+def render(config: RunConfig) -> Manifest | None:
+    """Render what the mix can use of its parts with replies, unless it is there; None when there are none.
+
+    Raises InputError for a broken source before a server is started, ArtifactError when the corpus is missing
+    or its server isn't this one, ServerError when the server isn't there. Nothing is written then.
+    """
+    if not config.mix.replies:
+        return None
+    corpus = require_manifest(config.corpus_path, "synthgen generate CONFIG")
+    settings = _settings(config)
+    inputs = {"corpus": digest_of(corpus), "server": corpus.inputs["server"]}
+    before = read_manifest(config.rendered_path)
+    if before is not None and (before.settings, before.inputs) == (settings, inputs):
+        console.print(f"render: nothing to do for {config.rendered_path}", soft_wrap=True)
+        return before
+    started = time.monotonic()
+    parts = [_survey(config, part, corpus) for part in config.mix.replies]
+    with served(config, rendering(config)) as servers, directory_written_aside(config.rendered_path) as aside:
+        fingerprint, template = _examine(config, servers, corpus)
+        sent = time.monotonic()
+        with (aside / ROWS_FILE).open("wb") as rows:
+            filler = Filler(config, parts, template, fingerprint, rows)
+            _render(servers, filler)
+        tokens = sum(part.supervised_tokens for part in parts)
+        manifest = manifest_of(
+            "render",
+            settings=settings,
+            inputs=inputs,
+            figures={
+                "parts": {part.name: part.figures() for part in parts},
+                "server": msgspec.to_builtins(fingerprint),
+                "content": filler.content,
+            },
+            seconds=time.monotonic() - started,
+            speed=Speed(tokens_per_s=tokens / (time.monotonic() - sent), load_s=servers.load_s),
+        )
+        write_manifest(aside, manifest)
+        save_config(config, aside / "run.yaml")
+    return manifest
+
+
+def _settings(config: RunConfig) -> Any:
+    settings = {
+        "parts": config.mix.parts,
+        "unit": config.mix.unit,
+        "verifier": config.verifier,
+        "max_seq_tokens": config.screen.max_seq_tokens,
+        "exclude": config.prompts.exclude,
+        "on_bad_row": config.prompts.on_bad_row,
+        "seed": config.seed,
+    }
+    return as_json(settings)
+
+
+def needed(config: RunConfig, part: MixPart, corpus: Manifest) -> int | None:
+    """What mixing can use of a part at most, and a tenth more; None for all, when nothing else sets the size.
+
+    The traces at hand bound the dataset: they make their parts' shares of it.
+    """
+    shares = sum(other.share for other in config.mix.parts if other.traces is not None)
+    if not shares:
+        return None
+    figures = corpus.figures
+    native: int = figures["thinking_tokens"] + figures["response_tokens"]
+    there: int = figures["traces"] if config.mix.unit == "rows" else native
+    return math.ceil(there * part.share / shares * SPARE)
+
+
+def _survey(config: RunConfig, part: MixPart, corpus: Manifest) -> RenderedPart:
+    source = Source(part.replies or "", config.prompts.on_bad_row, config.seed)
+    with waiting(f"reading {part.replies}"):
+        survey = source.survey()
+    if survey.note:
+        console.print(escape(survey.note), soft_wrap=True)
+    return RenderedPart(
+        name=part.name,
+        source=source,
+        survey=survey,
+        needed=needed(config, part, corpus),
+        counts_rows=config.mix.unit == "rows",
+    )
+
+
+def _examine(config: RunConfig, servers: Served, corpus: Manifest) -> tuple[Fingerprint, Template]:
+    control = Control(servers.base_urls[0], api_key(config.server.api_key_env))
+    fingerprint = control.fingerprint(config.verifier.served_name)
+    require_same_ids(config, corpus, fingerprint)
+    template = read_template(control, config)
+    _require_same_end(config, template)
+    return fingerprint, template
+
+
+def require_same_ids(config: RunConfig, corpus: Manifest, found: Fingerprint) -> None:
+    """Raise ArtifactError unless a server's tokenizer and template are those of the corpus."""
+    known = msgspec.convert(corpus.figures["server"], Fingerprint)
+    for name in ("tokenizer", "template"):
+        have, want = getattr(known, name), getattr(found, name)
+        if have != want:
+            raise ArtifactError(
+                f"{config.corpus_path} was generated by a server whose {name} has digest {have}, this one's "
+                f"has {want}: set verifier.model, its revision and server.extra_args to what they were, or "
+                f"server.base_urls to the same server"
+            )
+
+
+def _require_same_end(config: RunConfig, template: Template) -> None:
+    """Raise ServerMismatch when the corpus' own replies end with other tokens than the template writes."""
+    stopped = (row for row in read_journal(config.traces_path, _Ended, "Trace") if row.finish is Finish.STOP)
+    ends = {decode_ids(row.output_token_ids)[-1] for row in itertools.islice(stopped, STOPPED_REPLIES)}
+    if ends and template.tail[0] not in ends:
+        raise ServerMismatch(
+            f"the chat template ends a reply with {template.turn_end!r} ({template.tail[0]}), but replies in "
+            f"{config.traces_path} end with {sorted(ends)}: rows of others would teach another end"
+        )
+
+
+class _Ended(msgspec.Struct, frozen=True):
+    output_token_ids: msgspec.Raw
+    finish: Finish
+
+
+def _render(servers: Served, filler: Filler) -> None:
+    try:
+        asyncio.run(filler.run(servers.base_urls[0]))
+    except ServerUnreachable:
+        servers.require_alive()  # says why, when it is ours
+        raise

@@ -1,0 +1,1 @@
+"""What a run holds, for people: one reply on the terminal, a whole run on a page."""

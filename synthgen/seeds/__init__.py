@@ -1,0 +1,1 @@
+"""Prompts from their sources: what may be used, what is held out, what is drawn."""

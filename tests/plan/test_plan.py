@@ -1,0 +1,151 @@
+"""The arithmetic before the run, against numbers that were seen on real hardware."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from synthgen.__main__ import app
+from synthgen.corpus.config import RunConfig
+from synthgen.corpus.manifest import Speed, manifest_of, write_manifest
+from synthgen.corpus.settings import load_config
+from synthgen.errors import ConfigError, DiskError
+from synthgen.plan.costs import as_figures
+from synthgen.plan.stages import plan
+from synthgen.run import require_disk
+
+KIMI = Path(__file__).parents[2] / "configs/kimi-k2.5.yaml"
+GIB = 1 << 30
+
+
+def kimi(tmp_path: Path, *overrides: str) -> RunConfig:
+    """The production run on prompts of a single turn, with no earlier stage measured."""
+    return load_config(KIMI, (f"run_dir={tmp_path / 'run'}", single_turn(tmp_path), *overrides))
+
+
+def single_turn(tmp_path: Path) -> str:
+    """What puts 600 prompts of one turn in place of the run's own: a thousand rows are a thousand samples."""
+    path = tmp_path / "single.jsonl"
+    path.write_text("".join(f'{{"prompt": "q{number}"}}\n' for number in range(600)))
+    return f"prompts.sources=[{path}]"
+
+
+def test_the_states_of_kimi_are_what_they_were(tmp_path: Path) -> None:
+    """28 MiB for 512 tokens, 112 MiB for 2,048, 109.4 GiB for a thousand of those: 15 % of 736 free."""
+    made = plan(kimi(tmp_path), free=736 * GIB)
+    states = made.stage("extract")
+    assert (states.rows, states.tokens) == (1000, 2_048_000)
+    assert states.disk_bytes == 117_440_512_000
+    assert states.disk_bytes // 1000 == 112 * 1024 * 1024
+    assert states.disk_bytes // 4000 == 29_360_128 == 28 * 1024 * 1024
+    assert f"{states.disk_bytes / made.free_bytes:.0%}" == "15%"
+    assert "112.0 MiB for the longest sample" in states.formulas["disk"]
+
+
+def test_the_times_of_kimi_are_what_they_were(tmp_path: Path) -> None:
+    """Loading takes 22 minutes and outlasts the extraction; a million tokens 7.3; the training 27.7."""
+    made = plan(kimi(tmp_path))
+    extract, train = made.stage("extract"), made.stage("train")
+    assert extract.load_s == 22 * 60 > extract.work_s
+    assert round(extract.work_s / extract.tokens * 1_000_000 / 60, 1) == 7.3
+    assert train.tokens == 10 * 2_048_000
+    assert round(train.work_s / 60, 1) == 27.7
+    assert made.load_s == 4 * 22 * 60  # generate, extract, and two servers for accept
+    assert made.load_s > made.work_s
+    assert made.rows_worth_the_load > extract.rows
+
+
+def test_each_figure_has_its_formula_and_json_has_the_figures(tmp_path: Path) -> None:
+    """As a user sees them."""
+    arguments = ["plan", str(KIMI), "--set", f"run_dir={tmp_path}", "--set", single_turn(tmp_path)]
+    told = CliRunner().invoke(app, [*arguments, "--explain"])
+    assert told.exit_code == 0
+    assert "extract disk = 2,048,000 tokens × 4 states × hidden size 7,168 in bfloat16" in told.output
+    assert "generate rows = 500 prompts × generate.samples_per_prompt 2" in told.output
+    assert max(len(line) for line in told.output.splitlines() if "=" not in line) <= 100
+    figures = msgspec.json.decode(CliRunner().invoke(app, [*arguments, "--json"]).output)
+    assert figures["stages"]["extract"]["disk_bytes"] == 117_440_512_000
+    assert figures["load_s"] == 5280
+
+
+def test_a_conversation_costs_a_reply_a_turn(tmp_path: Path) -> None:
+    """Prompts of one turn and of three, twice each: 8 replies, and 14 with those that later turns repeat."""
+    (tmp_path / "p.jsonl").write_text(
+        '{"turns": ["a"]}\n{"turns": ["b", "c", "d"]}\n{"turns": ["e", "f", "g"]}\n'
+    )
+    made = plan(
+        kimi(
+            tmp_path,
+            f"prompts.sources=[{tmp_path / 'p.jsonl'}]",
+            "prompts.heldout=1",
+            "accept.prompts=1",
+            "accept.single_prompts=1",
+            "generate.max_tokens=100",
+            "generate.samples_per_prompt=2",
+            "extract.max_seq_tokens=50",
+        )
+    )
+    generate, extract = made.stage("generate"), made.stage("extract")
+    assert (generate.rows, generate.tokens, generate.disk_bytes) == (4, 800, 14 * 100 * 14)
+    assert generate.formulas["tokens"] == "8 replies (one a turn of 4 rows) × generate.max_tokens 100"
+    assert (
+        generate.formulas["disk"] == "1,400 tokens (600 of them again, before later turns) × 14 bytes of JSON"
+    )
+    assert (extract.rows, extract.tokens, made.stage("train").rows) == (8, 400, 8)
+    assert extract.formulas["tokens"].startswith("8 replies (one a turn of 4 rows) × ")
+
+
+def test_what_was_measured_replaces_what_was_assumed(tmp_path: Path) -> None:
+    """400 traces of 100 tokens at 500 a second: the other 600 are expected alike, and a start took 90 s."""
+    config = kimi(tmp_path)
+    figures = {"traces": 400, "thinking_tokens": 30_000, "response_tokens": 10_000}
+    made_before = manifest_of(
+        "generate",
+        settings={},
+        inputs={},
+        figures=figures,
+        seconds=1.0,
+        complete=False,
+        speed=Speed(tokens_per_s=500.0, load_s=90.0),
+    )
+    write_manifest(config.corpus_path, made_before)
+    made = plan(config)
+    generate = made.stage("generate")
+    assert (generate.tokens, generate.work_s, generate.load_s) == (100_000, 200.0, 90.0)
+    assert (generate.measured, made.stage("train").measured) == (True, False)
+    assert "the mean of 400 traces" in generate.formulas["tokens"]
+
+
+def test_a_server_that_runs_already_is_not_started(tmp_path: Path) -> None:
+    """generate uses base_urls; extract and accept start their own."""
+    made = plan(kimi(tmp_path, "server.base_urls=[http://127.0.0.1:1/v1]"))
+    assert (made.stage("generate").starts, made.stage("extract").starts) == (0, 1)
+
+
+def test_a_verifier_of_unknown_size_is_refused(tmp_path: Path) -> None:
+    """Neither a directory nor plan.hidden_size."""
+    with pytest.raises(ConfigError, match=r"models/Kimi-K2\.5 is no directory here and plan\.hidden_size is"):
+        plan(kimi(tmp_path, "plan.hidden_size=null"))
+
+
+def test_a_stage_without_its_disk_is_refused_until_it_is_complete(tmp_path: Path) -> None:
+    """A thousand times the samples fit on no disk here; what is there already needs none."""
+    config = kimi(tmp_path, "extract.max_seq_tokens=32000", "generate.samples_per_prompt=1000")
+    stage = plan(config).stage("extract")
+    with pytest.raises(DiskError, match=r"the hidden states need .* TiB and a tenth to spare"):
+        require_disk(config, stage)
+    write_manifest(
+        config.states_path, manifest_of("extract", settings={}, inputs={}, figures={}, seconds=1.0)
+    )
+    require_disk(config, stage)
+
+
+def test_as_figures_adds_up(demo_values: dict[str, Any], write_config: Any) -> None:
+    """The demo's total is the sum of its stages."""
+    figures = as_figures(plan(load_config(write_config(demo_values))))
+    assert figures["disk_bytes"] == sum(stage["disk_bytes"] for stage in figures["stages"].values())
+    assert figures["stages"]["generate"]["rows"] == 400

@@ -1,0 +1,119 @@
+"""The run and its command lines: plans, refusals, exit codes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from synthgen.corpus.journal import read_keys
+from synthgen.corpus.settings import load_config
+from synthgen.errors import DiskError
+from synthgen.mock_server import Fixed, MockConfig, MockServer
+from synthgen.plan.stages import plan
+from synthgen.run import run, stages
+
+ROOT = Path(__file__).parent.parent
+
+
+def command(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run a command line as a user would."""
+    return subprocess.run(
+        [sys.executable, "-m", *arguments], capture_output=True, text=True, timeout=60, check=False, cwd=cwd
+    )
+
+
+@pytest.mark.parametrize("name", ["demo", "smollm2-135m", "kimi-k2.5"])
+def test_a_dry_run_prints_each_stages_command(name: str) -> None:
+    """Nothing is started, nothing is written."""
+    config = f"configs/{name}.yaml"
+    done = command("synthgen", "run", config, "--dry-run", "--set", "run_dir=/nonexistent/run")
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, done.stderr
+    assert lines[0] == f"synthgen generate {config} --set run_dir=/nonexistent/run"
+    assert [line.split()[1] for line in lines if "--untrained" not in line] == [
+        "generate", "screen", "mix", "extract", "vocab", "train", "export", "accept",
+    ]  # fmt: skip
+
+
+def test_the_demos_states_are_bounded_before_it_starts(
+    demo_values: dict[str, Any], write_config: Any
+) -> None:
+    """400 samples of at most 512 tokens at 4 x 128 x 2 bytes: 200 MiB."""
+    config = load_config(write_config(demo_values))
+    assert plan(config).stage("extract").disk_bytes == 400 * 512 * 1024
+
+
+def test_the_untrained_draft_is_a_stage_only_when_wanted(
+    demo_values: dict[str, Any], write_config: Any
+) -> None:
+    """For Kimi-K2.5 it would cost a load of 22 minutes."""
+    with_it = stages(load_config(write_config(demo_values)))
+    demo_values["accept"]["untrained"] = False
+    without = stages(load_config(write_config(demo_values)))
+    assert len(with_it) == len(without) + 1 == 9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("synthgen", "run", "configs/none.yaml"), 2, "configs/none.yaml: no such file"),
+        (("synthgen", "run", "configs/demo.yaml", "--set", "train.epoch=1"), 2, "did you mean `epochs`?"),
+        (("synthgen", "run", "configs/demo.yaml", "--dry"), 2, "No such option"),
+        (("eagle", "train", "configs/demo.yaml", "--set", "run_dir=/nonexistent/r"), 2, "first"),
+        (
+            ("eagle", "extract", "configs/demo.yaml", "--set", "run_dir=/nonexistent/r"),
+            2,
+            "synthgen mix",
+        ),
+        (
+            ("synthgen", "run", "configs/demo.yaml", "--set", "prompts.sources=[x.jsonl]"),
+            2,
+            "x.jsonl: No such file",
+        ),
+        (("synthgen", "--help"), 0, "generate"),
+        (("synthgen", "run", "--help"), 0, "--dry-run"),
+        (("eagle", "--help"), 0, "accept"),
+    ],
+)
+def test_a_wrong_call_is_one_clear_line_and_exit_code_2(
+    arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    """No traceback for what a user can mend."""
+    done = command(*arguments)
+    said = done.stdout + done.stderr
+    assert done.returncode == code, said
+    assert message in said
+    assert "Traceback" not in said
+
+
+def test_too_little_disk_is_refused_before_the_first_stage(
+    demo_values: dict[str, Any], write_config: Any, tmp_path: Path
+) -> None:
+    """A run that can't fit starts nothing: a billion samples a prompt here."""
+    demo_values["generate"]["samples_per_prompt"] = 1_000_000_000
+    done = command("synthgen", "run", str(write_config(demo_values)))
+    assert done.returncode == 2
+    assert "the traces need" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_stage_is_stopped_before_the_disk_is_full(
+    monkeypatch: pytest.MonkeyPatch, demo_values: dict[str, Any], write_config: Any
+) -> None:
+    """Here any disk counts as nearly full: generate drains, and the run says why."""
+    monkeypatch.setattr("synthgen.run.DISK_WATCH_S", 5.0)
+    monkeypatch.setattr("synthgen.run.DISK_RESERVE_BYTES", 1 << 60)
+    with MockServer(MockConfig(model="tiny-kimi", latency_s=Fixed(0.3))) as server:
+        demo_values["server"]["base_urls"] = [server.base_url]
+        demo_values["generate"] |= {"concurrency": 2}
+        config = load_config(write_config(demo_values))
+        with pytest.raises(
+            DiskError, match=r"has less than .* free, so the stage was stopped with all it had"
+        ):
+            run(config)
+        kept = len(read_keys(config.traces_path))
+        assert 1 <= kept == server.counters.served.total() < 400
