@@ -148,11 +148,14 @@ def test_a_loader_without_the_card_reads_rows_that_differ_late(
 
 
 def test_openai_rows_come_back_as_the_prompts_that_were_sent(config: RunConfig) -> None:
-    """Our own reader takes the reply off and finds messages and tools unchanged."""
+    """Our own reader takes replies off, the last one and those of earlier turns, and finds the rest unchanged."""
     (done,) = export(config, (Format.OPENAI,))
     prompts = list(PromptFile(done.path / "data/train.jsonl"))
     sent = [one for one in TRAIN if one.truncated_in is None]
-    assert [prompt.messages for prompt in prompts] == [one.messages for one in sent]
+    asked = [(prompt.messages, prompt.turns) for prompt in prompts]
+    assert asked[3] == (sent[3].messages[:2], ("What is 5 + 1?",))
+    del asked[3]
+    assert asked == [(one.messages, ()) for number, one in enumerate(sent) if number != 3]
     assert [prompt.tools for prompt in prompts] == [one.tools for one in sent]
     (heldout,) = PromptFile(done.path / "data/validation.jsonl")
     assert (heldout.messages, heldout.tools) == (HELDOUT[0].messages, HELDOUT[0].tools)
