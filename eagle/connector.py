@@ -13,7 +13,7 @@ rank 0 writes: the states are the same on every rank.
 from __future__ import annotations
 
 import hashlib
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ from vllm.v1.request import RequestStatus
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.spec_decode.extract_hidden_states import ExtractHiddenStatesProposer
 
+from eagle.bounded_writer import BoundedWriter
 from eagle.no_drafts import without_drafts
 from eagle.sampling_guard import mend
 from eagle.tensors import save_tensors
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 WRITER_THREADS = 4
+MAX_UNWRITTEN_BYTES = 4 << 30
+"""Copied out of the cache and not yet on disk; beyond it the server's next step waits."""
 logger = init_logger(__name__)
 
 
@@ -82,7 +85,7 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._writes = True
         self._copies: dict[str, torch.cuda.Event | None] = {}
         self._finished: set[str] = set()
-        self._threads = ThreadPoolExecutor(WRITER_THREADS, thread_name_prefix="states-writer")
+        self._writer = BoundedWriter(WRITER_THREADS, MAX_UNWRITTEN_BYTES)
         self._stream: torch.cuda.Stream | None = None
         self._spool.mkdir(parents=True, exist_ok=True)
         ExtractHiddenStatesProposer.propose = without_drafts(ExtractHiddenStatesProposer.propose)
@@ -161,7 +164,8 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             states, event = gather_states(self._cache, pending.block_ids, len(pending.token_ids)), None
         self._copies[pending.request_id] = event
         path = self._spool / file_name(pending.request_id)
-        self._threads.submit(write_states, path, pending.token_ids, states, event).add_done_callback(_report)
+        written = self._writer.submit(states.nbytes, write_states, path, pending.token_ids, states, event)
+        written.add_done_callback(_report)
 
     def _copy_from_gpu(
         self, cache: torch.Tensor, pending: PendingSave
@@ -197,7 +201,7 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def shutdown(self) -> None:
         """Finish what is being written."""
         if self._role is KVConnectorRole.WORKER:
-            self._threads.shutdown(wait=True)
+            self._writer.close()
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 import yaml
@@ -29,6 +31,7 @@ from eagle.shards import read_all
 from eagle.taps import TapPoints
 from eagle.verifier import VerifierWeights, read_weights
 from eagle.vocab import VocabMap, load_vocab
+from prompts.problems import problems
 from synthgen.client.api import ApiClient, chat_body
 from synthgen.client.control import Control
 from synthgen.client.launch import capturing, started
@@ -36,11 +39,13 @@ from synthgen.client.replies import ChatReply
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.journal import read_journal, write_journal
 from synthgen.corpus.manifest import read_manifest
-from synthgen.corpus.records import Sampling, SeedPrompt, Timing, Trace
+from synthgen.corpus.records import Sampling, SeedPrompt, Timing, Trace, prompt_key
+from synthgen.corpus.samples import DatasetRow, Origin
 from synthgen.corpus.settings import load_config
 from synthgen.generate.traces import ServerFacts, trace_of
 from synthgen.run import stages
 from tests.conftest import ROOT
+from tests.rows import row_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -59,12 +64,25 @@ class Line:
 
 @pytest.fixture(scope="module")
 def line(tmp_path_factory: pytest.TempPathFactory) -> Line:
-    """`synthgen run` on 64 prompts and 12 held-out ones."""
+    """`synthgen run` on 64 prompts and 12 held-out ones, states captured with the replies.
+
+    Three tenths of the supervised tokens are replies that others wrote, in open-perfectblend's shape.
+    """
     directory = tmp_path_factory.mktemp("line")
+    write_blend(directory / "blend.parquet")
     values: dict[str, Any] = yaml.safe_load((ROOT / "configs/demo.yaml").read_text())
     values["run_dir"] = str(directory / "run")
     values["server"]["port"] = 8150
     values["prompts"] |= {"limit": 64, "heldout": 12}
+    values["generate"]["capture"] = True
+    values["mix"] = {
+        "unit": "tokens",
+        "parts": [
+            {"name": "native", "share": 0.7, "traces": [], "replies": None},
+            {"name": "blend", "share": 0.3, "traces": None, "replies": str(directory / "blend.parquet")},
+        ],
+        "heldout_fraction": 0.1,
+    }
     values["extract"]["shard_tokens"] = 2048
     values["train"] |= {"epochs": 14, "batch_tokens": 256, "max_seq_tokens": 256, "checkpoint_steps": 50}
     values["accept"] |= {
@@ -79,6 +97,21 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Line:
     done = _run(path)
     assert done.returncode == 0, done.stderr[-4000:]
     return Line(config=load_config(path), path=path, stdout=done.stdout, stderr=done.stderr)
+
+
+def write_blend(path: Path) -> None:
+    """Worked problems as open-perfectblend writes conversations."""
+    rows = [
+        {
+            "source": f"problems/{problem.domain}",
+            "conversations": [
+                {"from": "human", "value": problem.question},
+                {"from": "gpt", "value": f"{problem.thinking} The answer is {problem.answer}."},
+            ],
+        }
+        for problem in problems("blend", 300)
+    ]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
 
 
 def _run(path: Path) -> subprocess.CompletedProcess[str]:
@@ -97,6 +130,12 @@ def tokenizer(line: Line) -> PreTrainedTokenizerBase:
 def traces(line: Line) -> list[Trace]:
     """The run's corpus."""
     return list(read_journal(line.config.traces_path, Trace))
+
+
+@pytest.fixture(scope="module")
+def dataset(line: Line) -> list[DatasetRow]:
+    """What the draft is trained on."""
+    return list(read_journal(line.config.train_path, DatasetRow))
 
 
 @pytest.fixture(scope="module")
@@ -223,15 +262,58 @@ def test_states_are_transformers_at_each_tap(line: Line) -> None:
     assert all(median < 0.02 for median in medians), medians
 
 
-def test_states_cover_the_corpus_once(line: Line, traces: list[Trace]) -> None:
-    """Each trace's prompt and output, in several shards, no sample twice."""
+def test_shares_hold_and_no_prompt_is_on_both_sides(line: Line, dataset: list[DatasetRow]) -> None:
+    """70/30 by supervised tokens within one percent; prompts held out for acceptance are on neither side."""
+    tokens = dict.fromkeys(("native", "blend"), 0)
+    for row in dataset:
+        tokens[row.part] += sum(span.end - span.start for span in row.spans)
+    assert tokens["native"] / sum(tokens.values()) == pytest.approx(0.7, abs=0.01)
+    heldout = list(read_journal(line.config.validation_path, DatasetRow))
+    assert heldout
+    sides = [{row.prompt for row in side} for side in (dataset, heldout)]
+    kept = {prompt_key(prompt.messages) for prompt in read_journal(line.config.heldout_path, SeedPrompt)}
+    assert not sides[0] & sides[1]
+    assert not (sides[0] | sides[1]) & kept
+
+
+def test_rows_are_the_traces_as_they_were_sampled(dataset: list[DatasetRow], traces: list[Trace]) -> None:
+    """Every native row is its trace's, id for id and span for span."""
+    by_id = {trace.id: row_of(trace) for trace in traces}
+    native = [row for row in dataset if row.origin is Origin.NATIVE]
+    assert len(native) > 40
+    for row in native:
+        assert row == by_id[row.id]
+
+
+def test_states_cover_the_dataset_once(line: Line, dataset: list[DatasetRow]) -> None:
+    """Of a captured reply all but its last token, of a prefilled row all; in several shards, none twice."""
     found = {sample.sample_id: sample.token_ids_T.tolist() for sample in read_all(line.config.states_path)}
-    limit = line.config.extract.max_seq_tokens
-    expected = {
-        f"{t.seed_id}-{t.sample_index}": [*t.prompt_token_ids, *t.output_token_ids][:limit] for t in traces
-    }
-    assert found == expected
+    assert found == {row.id: list(row.token_ids[: -1 if row.states_file else None]) for row in dataset}
+    assert {row.origin for row in dataset if row.states_file} == {Origin.NATIVE}
+    assert {row.origin for row in dataset if not row.states_file} == {Origin.VERBATIM}
     assert len(list(line.config.states_path.glob("states-*.safetensors"))) > 1
+    assert not line.config.spool_path.exists()
+
+
+def test_states_pass_their_own_verification(line: Line) -> None:
+    """The server's most likely tokens are those of the final states; every tap is transformers' own."""
+    command = [
+        sys.executable,
+        "-m",
+        "eagle",
+        "verify",
+        "states",
+        str(line.path),
+        "--live",
+        "--reference",
+        "--json",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["probe"]["against"] == "server"
+    assert report["probe"]["agreement"] >= 0.995
+    assert max(tap["median"] for tap in report["taps"]) < 0.02
 
 
 def test_a_reply_that_would_retokenize_differently_keeps_the_sampled_ids(

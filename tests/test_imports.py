@@ -144,6 +144,7 @@ ORDER = [
     "eagle.shards",
     "eagle.sampling_guard",
     "eagle.no_drafts",
+    "eagle.bounded_writer",
     "eagle.connector",
     "eagle.prefill",
     "eagle.extract",

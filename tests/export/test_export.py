@@ -148,7 +148,7 @@ def test_a_loader_without_the_card_reads_rows_that_differ_late(
 
 
 def test_openai_rows_come_back_as_the_prompts_that_were_sent(config: RunConfig) -> None:
-    """Our own reader takes replies off, the last one and those of earlier turns, and finds the rest unchanged."""
+    """Our own reader takes replies off, those of earlier turns too, and finds the rest unchanged."""
     (done,) = export(config, (Format.OPENAI,))
     prompts = list(PromptFile(done.path / "data/train.jsonl"))
     sent = [one for one in TRAIN if one.truncated_in is None]
