@@ -42,7 +42,7 @@ def ours(url: str, prompts: Path, rows: int, concurrency: int, directory: Path) 
     overrides = {
         "run_dir": directory,
         "verifier.served_name": MODEL,
-        "prompts.files": [str(prompts)],
+        "prompts.sources": [str(prompts)],
         "prompts.limit": rows,
         "prompts.heldout": 1,
         "accept.prompts": 1,

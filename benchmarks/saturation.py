@@ -34,7 +34,7 @@ def tokens_per_s(base_url: str, concurrency: str, rows: int, ceiling: int) -> fl
         overrides = {
             "run_dir": directory,
             "verifier.model": ROOT / "models/tiny-kimi",
-            "prompts.files": f"[{ROOT / 'prompts/demo.jsonl'}]",
+            "prompts.sources": f"[{ROOT / 'prompts/demo.jsonl'}]",
             "prompts.limit": rows // SAMPLES,
             "generate.samples_per_prompt": SAMPLES,
             "prompts.heldout": 1,
