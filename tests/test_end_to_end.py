@@ -182,7 +182,7 @@ def test_the_last_line_of_stdout_is_the_run_in_json(line: Line) -> None:
     *table, last = line.stdout.splitlines()
     figures = json.loads(last)
     assert list(figures) == [
-        "traces", "thinking_tokens", "response_tokens", "vocab_coverage", "acceptance_length",
+        "traces", "rows", "thinking_tokens", "response_tokens", "vocab_coverage", "acceptance_length",
         "acceptance_length_untrained", "lossless", "speedup", "seconds",
     ]  # fmt: skip
     assert figures["traces"] == 64
