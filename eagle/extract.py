@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from eagle.prefill import Prefill, checked, read_states
@@ -117,11 +118,14 @@ class _Packer:
         self.tokens += len(states.token_ids_T)
         return self._waiting >= self._config.extract.shard_tokens
 
-    def write(self) -> None:
-        """Write a shard of what is there."""
+    def write(self, files: Mapping[str, Path] = MappingProxyType({})) -> None:
+        """Write a shard of what is there; files of the spool that are in it are removed."""
         full, self._batch, self._waiting = self._batch, [], 0
         if full:
             write_shard(self._config.states_path, full)
+        for states in full:
+            if states.sample_id in files:
+                files[states.sample_id].unlink()
 
 
 def _pack_captured(config: RunConfig, todo: list[Sample], shape: VerifierShape) -> list[Sample]:
@@ -130,7 +134,8 @@ def _pack_captured(config: RunConfig, todo: list[Sample], shape: VerifierShape) 
         sample.id: config.spool_path / Path(sample.states_file).name for sample in todo if sample.states_file
     }
     there = [sample for sample in todo if sample.id in files and files[sample.id].exists()]
-    packer, packed = _Packer(config), set()
+    packer = _Packer(config)
+    packed: set[str] = set()
     for sample in _shown("pack captured states", there):
         try:
             tensors = read_states(files[sample.id])
@@ -140,10 +145,8 @@ def _pack_captured(config: RunConfig, todo: list[Sample], shape: VerifierShape) 
             continue
         packed.add(sample.id)
         if due:
-            packer.write()
-    packer.write()
-    for sample_id in packed:
-        files[sample_id].unlink()
+            packer.write(files)
+    packer.write(files)
     return [sample for sample in todo if sample.id not in packed]
 
 

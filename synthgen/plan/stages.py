@@ -34,7 +34,7 @@ def plan(config: RunConfig, *, free: int | None = None) -> Plan:
     return Plan(
         run_dir=config.run_dir,
         stages=(
-            _generate(config, replies, rates),
+            _generate(config, replies, hidden, rates),
             extract,
             _train(config, extract, hidden, rates),
             _accept(config, rates),
@@ -61,7 +61,7 @@ def _rate(made: Manifest | None, assumed: float) -> Rate:
     return Rate(made.speed.tokens_per_s, True) if made and made.speed else Rate(assumed)
 
 
-def _generate(config: RunConfig, replies: Replies, rates: Rates) -> StagePlan:
+def _generate(config: RunConfig, replies: Replies, hidden: int, rates: Rates) -> StagePlan:
     made, samples = read_manifest(config.corpus_path), config.generate.samples_per_prompt
     per_reply, why = config.generate.max_tokens, f"generate.max_tokens {config.generate.max_tokens:,}"
     if made is not None and made.figures["traces"]:
@@ -70,11 +70,12 @@ def _generate(config: RunConfig, replies: Replies, rates: Rates) -> StagePlan:
         why = f"{per_reply:,} tokens a reply, the mean of {made.figures['traces']:,} traces"
     tokens, written = replies.count * per_reply, replies.written * per_reply
     again = f" ({written - tokens:,} of them again, before later turns)" if written > tokens else ""
+    spool_bytes, spool_why = _spool(config, replies, hidden)
     return StagePlan(
         name="generate",
         rows=replies.rows,
         tokens=tokens,
-        disk_bytes=written * TRACE_BYTES_PER_TOKEN,
+        disk_bytes=written * TRACE_BYTES_PER_TOKEN + spool_bytes,
         starts=0 if config.server.base_urls else 1,
         load_s=0.0 if config.server.base_urls else rates.load_s.value,
         work_s=tokens / rates.generate.value,
@@ -82,10 +83,23 @@ def _generate(config: RunConfig, replies: Replies, rates: Rates) -> StagePlan:
         formulas={
             "rows": f"{replies.rows // samples:,} prompts × generate.samples_per_prompt {samples}",
             "tokens": f"{replies} × {why}",
-            "disk": f"{written:,} tokens{again} × {TRACE_BYTES_PER_TOKEN} bytes of JSON",
+            "disk": f"{written:,} tokens{again} × {TRACE_BYTES_PER_TOKEN} bytes of JSON" + spool_why,
             "work": f"{tokens:,} tokens / {rates.generate.value:,.0f} a second",
         },
     )
+
+
+def _spool(config: RunConfig, replies: Replies, hidden: int) -> tuple[int, str]:
+    """Bytes of the states that come with the replies, in bfloat16 until they are packed."""
+    if not config.generate.capture:
+        return 0, ""
+    tokens = replies.count * config.extract.max_seq_tokens
+    per_token = state_bytes_per_token(hidden, "bfloat16")
+    return tokens * per_token, f", and captured states of {tokens:,} tokens × {per_token:,} bytes"
+
+
+def _native_share(config: RunConfig) -> float:
+    return sum(part.share for part in config.mix.parts if part.traces is not None)
 
 
 def _dataset_rows(config: RunConfig, replies: Replies) -> tuple[int, str]:
@@ -93,7 +107,7 @@ def _dataset_rows(config: RunConfig, replies: Replies) -> tuple[int, str]:
     made = read_manifest(config.dataset_path)
     if made is not None:
         return made.figures["rows"], f"{made.figures['rows']:,} rows of the dataset"
-    native = sum(part.share for part in config.mix.parts if part.traces is not None)
+    native = _native_share(config)
     if not native or native > 1 - 1e-6:
         return replies.count, str(replies)
     return math.ceil(replies.count / native), f"({replies} / {native:g}, the traces' share of the dataset)"
@@ -108,20 +122,24 @@ def _extract(config: RunConfig, replies: Replies, hidden: int, rates: Rates) -> 
         tokens, why = made.figures["tokens"], "as extracted"
     dtype = config.extract.states_dtype
     per_token = state_bytes_per_token(hidden, dtype)
+    captured = min(_native_share(config), 1.0) if config.generate.capture else 0.0
+    sent = round(tokens * (1 - captured))
+    starts = 1 if sent else 0
     return StagePlan(
         name="extract",
         rows=rows,
         tokens=tokens,
-        disk_bytes=tokens * per_token,
-        starts=1,
-        load_s=rates.load_s.value,
-        work_s=tokens / rates.prefill.value,
+        disk_bytes=sent * per_token,
+        starts=starts,
+        load_s=starts * rates.load_s.value,
+        work_s=sent / rates.prefill.value,
         measured=rates.prefill.measured,
         formulas={
             "tokens": why,
-            "disk": f"{tokens:,} tokens × {TAPS} states × hidden size {hidden:,} in {dtype} "
-            f"({in_units(config.extract.max_seq_tokens * per_token)} for the longest sample)",
-            "work": f"{tokens:,} tokens / {rates.prefill.value:,.0f} a second",
+            "disk": f"{sent:,} tokens × {TAPS} states × hidden size {hidden:,} in {dtype} "
+            f"({in_units(config.extract.max_seq_tokens * per_token)} for the longest sample)"
+            + ("; captured ones take the place of what they were captured into" if captured else ""),
+            "work": f"{sent:,} tokens / {rates.prefill.value:,.0f} a second",
         },
     )
 

@@ -138,11 +138,16 @@ def write_run(config: RunConfig, samples: int = 12) -> None:
     """Everything that training reads: verifier, traces, states and vocabulary, with their manifests."""
     write_verifier(Path(config.verifier.model))
     traces = [trace(number, prompt=3 + number % 3, output=8 + number) for number in range(samples)]
+    write_dataset(config, traces)
+    write_states(config, traces)
+    make_vocab(config)
+
+
+def write_dataset(config: RunConfig, traces: list[Trace]) -> None:
+    """A dataset of all these traces, as `synthgen mix` leaves it."""
     config.dataset_path.mkdir(parents=True)
     write_journal(config.train_path, [row_of(one) for one in traces])
     write_manifest(config.dataset_path, manifest_of("mix", settings={}, inputs={}, figures={}, seconds=1.0))
-    write_states(config, traces)
-    make_vocab(config)
 
 
 def write_states(config: RunConfig, traces: list[Trace]) -> None:

@@ -149,3 +149,18 @@ def test_as_figures_adds_up(demo_values: dict[str, Any], write_config: Any) -> N
     figures = as_figures(plan(load_config(write_config(demo_values))))
     assert figures["disk_bytes"] == sum(stage["disk_bytes"] for stage in figures["stages"].values())
     assert figures["stages"]["generate"]["rows"] == 400
+
+
+def test_captured_states_need_no_second_pass(tmp_path: Path) -> None:
+    """They are on disk once the replies are; only rows that others wrote are sent to a server."""
+    plain, captured = plan(kimi(tmp_path)), plan(kimi(tmp_path, "generate.capture=true"))
+    states_bytes = plain.stage("extract").disk_bytes
+    assert captured.stage("generate").disk_bytes == plain.stage("generate").disk_bytes + states_bytes
+    assert captured.stage("extract").disk_bytes == captured.stage("extract").starts == 0
+    assert captured.load_s == plain.load_s - 22 * 60
+    parts = (
+        "mix.parts=[{name: a, share: 0.5, traces: [], replies: null}, "
+        "{name: b, share: 0.5, traces: null, replies: b.jsonl}]"
+    )
+    mixed = plan(kimi(tmp_path, "generate.capture=true", parts)).stage("extract")
+    assert (mixed.rows, mixed.starts, mixed.disk_bytes) == (2000, 1, states_bytes)

@@ -1,0 +1,174 @@
+"""Packing what was captured, and asking a server for the rest: failures are records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from aiohttp import web
+from safetensors.torch import save_file
+
+from eagle.extract import StatesFailure, extract
+from eagle.shards import read_all, read_index
+from eagle.vocab import require_states
+from synthgen.client.launch import captured_layers
+from synthgen.corpus.config import RunConfig
+from synthgen.corpus.journal import read_journal
+from synthgen.corpus.records import Trace
+from synthgen.errors import ArtifactError, ServerMismatch
+from tests.eagle.tiny import counting_states, tiny_config, trace, write_dataset, write_verifier
+from tests.scripted_server import MODEL, ScriptedServer
+
+
+def spool_file(config: RunConfig, name: str, ids: tuple[int, ...]) -> None:
+    """What the connector writes for a request of these tokens."""
+    config.spool_path.mkdir(parents=True, exist_ok=True)
+    tensors = {"token_ids": torch.tensor(ids), "states": counting_states(ids)}
+    save_file(tensors, config.spool_path / f"{name}.safetensors")
+
+
+def captured(config: RunConfig, number: int) -> Trace:
+    """A reply whose states came with it: all but those of its last token."""
+    one = msgspec.structs.replace(trace(number), states_file=f"{number}.safetensors")
+    spool_file(config, str(number), (one.prompt_token_ids + one.output_token_ids)[:-1])
+    return one
+
+
+class Capturing:
+    """A server with the connector: answers a prefill with the name of the file it wrote."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.refuses: set[tuple[int, ...]] = set()
+        self.layers = list(captured_layers(config))
+        self.asked = 0
+
+    async def __call__(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        self.asked += 1
+        ids = tuple(body["prompt"])
+        if ids in self.refuses:
+            return web.json_response({"error": {"message": "too long"}}, status=400)
+        spool_file(self.config, f"prefill{self.asked}", ids)
+        told = {"states_file": f"prefill{self.asked}.safetensors", "layer_ids": self.layers}
+        body = {"choices": [{"token_ids": [1]}], "usage": {"prompt_tokens": 1}, "kv_transfer_params": told}
+        return web.json_response(body)
+
+
+@pytest.fixture
+def config(tmp_path: Path, server: ScriptedServer) -> RunConfig:
+    """A small run with a verifier, against the scripted server."""
+    made = tiny_config(
+        tmp_path,
+        server__base_urls=f"[{server.base_url}]",
+        verifier__served_name=MODEL,
+        extract__concurrency="2",
+    )
+    write_verifier(Path(made.verifier.model))
+    return made
+
+
+def test_states_that_came_with_the_replies_are_packed_without_a_server(tmp_path: Path) -> None:
+    """Nothing is started or asked; the spool is gone, and what was nobody's with it."""
+    config = tiny_config(tmp_path)
+    write_verifier(Path(config.verifier.model))
+    traces = [captured(config, number) for number in range(5)]
+    spool_file(config, "orphan", (1, 2, 3))
+    write_dataset(config, traces)
+    figures = extract(config).figures
+    found = {states.sample_id: states.token_ids_T.tolist() for states in read_all(config.states_path)}
+    assert found == {t.id: [*t.prompt_token_ids, *t.output_token_ids][:-1] for t in traces}
+    assert (figures["samples"], figures["failed"]) == (5, 0)
+    assert not config.spool_path.exists()
+    assert require_states(config).complete
+
+
+def test_the_rest_is_asked_for(config: RunConfig, server: ScriptedServer) -> None:
+    """A reply without a file, one whose file is gone and one whose file is damaged are sent as token ids."""
+    traces = [captured(config, 0), captured(config, 1), captured(config, 2), trace(3)]
+    (config.spool_path / "1.safetensors").unlink()
+    (config.spool_path / "2.safetensors").write_bytes(b"12345678901234567890")
+    write_dataset(config, traces)
+    server.handler = handler = Capturing(config)
+    extract(config)
+    assert handler.asked == 3
+    lengths = {states.sample_id: len(states.token_ids_T) for states in read_all(config.states_path)}
+    assert lengths == {"seed00-0": 16, "seed01-0": 17, "seed02-0": 17, "seed03-0": 17}
+
+
+def test_states_of_another_sample_do_not_count(config: RunConfig, server: ScriptedServer) -> None:
+    """A file under the right name with other tokens is not packed; its states are asked for."""
+    traces = [captured(config, 0)]
+    spool_file(config, "0", (9, 9, 9))
+    write_dataset(config, traces)
+    server.handler = handler = Capturing(config)
+    extract(config)
+    assert handler.asked == 1
+
+
+def test_a_sample_that_is_refused_is_a_record_and_the_others_are_there(
+    config: RunConfig, server: ScriptedServer
+) -> None:
+    """It isn't asked for again by itself, but with retry_failed; nothing is sent twice."""
+    traces = [trace(number) for number in range(4)]
+    write_dataset(config, traces)
+    server.handler = handler = Capturing(config)
+    handler.refuses = {traces[2].prompt_token_ids + traces[2].output_token_ids}
+    made = extract(config)
+    assert (made.complete, made.figures["samples"], made.figures["failed"]) == (True, 3, 1)
+    (failure,) = read_journal(config.states_path / "failures.jsonl", StatesFailure)
+    assert failure.sample_id == "seed02-0"
+    assert "too long" in failure.message
+    assert handler.asked == 4
+    assert extract(config) == made
+    assert handler.asked == 4
+    handler.refuses = set()
+    assert extract(config, retry_failed=True).figures["failed"] == 0
+    assert handler.asked == 5
+    assert [entry.sample_ids for entry in read_index(config.states_path)][-1] == ("seed02-0",)
+
+
+def test_a_server_that_captures_other_layers_ends_the_stage(
+    config: RunConfig, server: ScriptedServer
+) -> None:
+    """Both lists stand in the error; no sample is blamed."""
+    write_dataset(config, [trace(0)])
+    server.handler = handler = Capturing(config)
+    handler.layers = [1, 3, 4, 7]
+    with pytest.raises(
+        ServerMismatch, match=r"captures layers \[1, 3, 4, 7\], this run wants \[2, 4, 5, 8\]"
+    ):
+        extract(config)
+
+
+def test_when_every_sample_fails_it_is_not_the_samples(config: RunConfig, server: ScriptedServer) -> None:
+    """The stage ends after eight, with the last one's reason, and is not complete."""
+    traces = [trace(number) for number in range(20)]
+    write_dataset(config, traces)
+    server.handler = handler = Capturing(config)
+    handler.refuses = {one.prompt_token_ids + one.output_token_ids for one in traces}
+    with pytest.raises(ArtifactError, match=r"the first 8 samples all failed; the last: .*too long"):
+        extract(config)
+    assert handler.asked < 20
+    with pytest.raises(ArtifactError, match="is not complete"):
+        require_states(config)
+
+
+def test_a_dataset_that_changed_is_brought_up_to_date(config: RunConfig, server: ScriptedServer) -> None:
+    """Samples that were added are asked for; states of those that are gone stay, and are passed over."""
+    write_dataset(config, [trace(0), trace(1)])
+    server.handler = handler = Capturing(config)
+    extract(config)
+    for path in sorted(config.dataset_path.iterdir()):
+        path.unlink()
+    config.dataset_path.rmdir()
+    write_dataset(config, [trace(1), trace(2)])
+    extract(config)
+    assert handler.asked == 3
+    assert {states.sample_id for states in read_all(config.states_path)} == {
+        "seed00-0",
+        "seed01-0",
+        "seed02-0",
+    }
