@@ -4,8 +4,8 @@ vLLM's `extract_hidden_states` hands the sampled token back as a draft, which th
 decode step runs twice the tokens, for nothing. vLLM can be told to schedule no draft at all
 (`num_speculative_tokens_per_batch_size`), but in 0.32 its proposer refuses that, and its rejection sampler
 draws random numbers for the whole vocabulary of each request before it finds that there is nothing to reject
-(two fifths of a step on the CPU). Here the proposer caches the states and proposes nothing, and a step without
-drafts is sampled as without speculation.
+(two fifths of a step on the CPU). Here the proposer caches the states and proposes nothing, and a step
+without drafts is sampled as without speculation.
 """
 
 from __future__ import annotations
