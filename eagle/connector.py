@@ -139,13 +139,19 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._cache = kv_caches[names[0]]
         self._writes = get_tensor_model_parallel_rank() == 0
 
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        """Start copying newly finished requests; return those whose blocks may be freed."""
+    def start_load_kv(self, *args: Any, **kwargs: Any) -> None:
+        """Before a step: start copying the requests that ended in the one before. Nothing is ever loaded.
+
+        A long prefill may follow, so files that wait for the end of it would keep their readers waiting.
+        """
         if self.has_connector_metadata():
             metadata = self._get_connector_metadata()
             assert isinstance(metadata, SaveMetadata)
             for pending in metadata.pending if self._writes else ():
                 self._start_save(pending)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """The requests whose states are copied, so that their blocks may be freed."""
         self._finished |= finished_req_ids
         copied = set()
         for request_id in list(self._finished):
@@ -187,9 +193,6 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def get_finished_count(self) -> int:
         """Only rank 0 reports a request as copied."""
         return 1
-
-    def start_load_kv(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing is ever loaded."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing is ever loaded."""

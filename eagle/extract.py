@@ -227,12 +227,15 @@ def _require_some(failures: list[StatesFailure], tokens: int) -> None:
 async def _in_flight(
     source: Prefill, todo: list[Sample], concurrency: int
 ) -> AsyncIterator[SampleStates | StatesFailure]:
-    """Yield states, or why there are none, in the order of `todo`, with `concurrency` requests ahead."""
+    """Yield states, or why there are none, in the order of `todo`.
+
+    The client has `concurrency` requests in flight; as many again wait for their files or their turn.
+    """
     waiting: list[asyncio.Task[SampleStates | StatesFailure]] = []
     queue = iter(todo)
     try:
         while True:
-            while len(waiting) < concurrency and (sample := next(queue, None)) is not None:
+            while len(waiting) < 2 * concurrency and (sample := next(queue, None)) is not None:
                 waiting.append(asyncio.create_task(_one(source, sample)))
             if not waiting:
                 return
