@@ -37,6 +37,7 @@ from synthgen.seeds.choose import split_prompts
 ROOT = Path(__file__).parent.parent
 MODEL = ROOT / ".cache/smollm2-135m"
 STEPS = ("plain", "capture", "bare", "prefill")
+SWAPPED = ("capture", "plain", "prefill", "bare")
 
 
 class Clients:
@@ -72,7 +73,7 @@ class Clients:
 
             async def one(prompt: SeedPrompt) -> Sample:
                 name = self.config.verifier.served_name
-                body = chat_body(prompt, name, self.sampling, capture=capture)
+                body = chat_body(prompt, name, self.sampling, capture_tokens=4096 if capture else None)
                 reply, _ = await client.chat(body | {"ignore_eos": True})
                 output = reply.choices[0].token_ids or ()
                 ids = (reply.prompt_token_ids or ()) + output
@@ -105,11 +106,11 @@ class Clients:
             await self.in_turns(source.states_of, samples)
 
 
-def one_round(clients: Clients, prompts: list[SeedPrompt]) -> dict[str, float]:
-    """Seconds of each step, and the tokens they were of."""
+def one_round(clients: Clients, prompts: list[SeedPrompt], number: int) -> dict[str, float]:
+    """Seconds of each step; plain and capture, bare and prefill change places from round to round."""
     seconds = {}
     samples: list[Sample] = []
-    for step in STEPS:
+    for step in STEPS if number % 2 else SWAPPED:
         began = time.monotonic()
         match step:
             case "plain" | "capture":
@@ -144,7 +145,7 @@ def main(
         with started(config, uncached(plain(config)), capturing(config, port_offset=1)) as servers:
             load_s = (time.monotonic() - began) / 2
             clients = Clients(config, (servers[0].base_url, servers[1].base_url), concurrency, tokens)
-            measured = [one_round(clients, chosen) for _ in range(rounds)][1:]
+            measured = [one_round(clients, chosen, number) for number in range(rounds)][1:]
     ratios = {
         "capture_ratio": [one["plain"] / one["capture"] for one in measured],
         "one_pass_ratio": [(one["plain"] + one["prefill"]) / one["capture"] for one in measured],

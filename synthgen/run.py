@@ -27,7 +27,7 @@ from synthgen.corpus.manifest import read_manifest, require_manifest
 from synthgen.corpus.settings import save_config
 from synthgen.corpus.verifier_config import VerifierShape, read_shape
 from synthgen.errors import ConfigError, DiskError, SynthgenError
-from synthgen.plan.costs import StagePlan
+from synthgen.plan.costs import Plan
 from synthgen.plan.stages import plan
 
 DISK_WATCH_S = 5.0
@@ -96,8 +96,7 @@ def print_commands(config: RunConfig, config_path: Path, overrides: tuple[str, .
 def run(config: RunConfig) -> dict[str, Any]:
     """Run all stages; return the line that sums them up. Raises StageFailed when one fails."""
     require_fitting(config, read_shape(Path(config.verifier.model)))
-    for planned in plan(config).stages:
-        require_disk(config, planned)
+    require_disk(config, plan(config))
     resolved = config.run_path / "run.yaml"
     save_config(config, resolved)
     for stage in stages(config):
@@ -119,12 +118,27 @@ def require_fitting(config: RunConfig, shape: VerifierShape) -> None:
         )
 
 
-def require_disk(config: RunConfig, stage: StagePlan) -> None:
-    """Raise DiskError when a stage that isn't complete needs more disk than there is."""
-    artifact = next(whole.artifact for whole in stages(config) if whole.command[1] == stage.name)
+def require_disk(config: RunConfig, planned: Plan) -> None:
+    """Raise DiskError when what the run still has to write is more than there is room for."""
+    artifacts = {stage.command[1]: stage.artifact for stage in reversed(stages(config))}
+    needed: dict[str, int] = {}
+    for stage in planned.stages:
+        lacking = stage.disk_bytes - _held_bytes(config, artifacts[stage.name])
+        if lacking > 0 and not _is_complete(artifacts[stage.name]):
+            needed[WHAT[stage.name]] = lacking
+    if needed:
+        require_free_disk(config.run_path, sum(needed.values()), ", ".join(needed))
+
+
+def _is_complete(artifact: Path) -> bool:
     made = read_manifest(artifact)
-    if stage.disk_bytes and (made is None or not made.complete):
-        require_free_disk(config.run_path, stage.disk_bytes, WHAT[stage.name])
+    return made is not None and made.complete
+
+
+def _held_bytes(config: RunConfig, artifact: Path) -> int:
+    """What a stage has on disk already; what it captured counts for the stage that generates."""
+    places = [artifact, *([config.spool_path] if artifact == config.corpus_path else [])]
+    return sum(file.stat().st_size for place in places for file in place.rglob("*") if file.is_file())
 
 
 def _run_stage(stage: Stage, config_path: Path, run_path: Path) -> None:

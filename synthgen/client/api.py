@@ -30,7 +30,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from synthgen.client.control import HEALTH_TIMEOUT_S, ServerLoad, api_key, parse_load
+from synthgen.client.control import HEALTH_TIMEOUT_S, ServerLoad, api_key, parse_load, without_key
 from synthgen.client.replies import ChatReply, CompletionReply, TokenizeReply
 from synthgen.client.stream import read_stream
 from synthgen.corpus.config import RunConfig
@@ -240,8 +240,7 @@ class ApiClient:
             raise unread from error
 
     def _without_key(self, text: str) -> str:
-        """Some servers repeat the header that they refuse."""
-        return text.replace(self._api_key, "(the key)") if self._api_key else text
+        return without_key(text, self._api_key)
 
     def _require_success(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         if status == 200:
@@ -288,9 +287,17 @@ def client_for(
 
 
 def chat_body(
-    prompt: SeedPrompt, model: str, sampling: Sampling, *, stream: bool = False, capture: bool = False
+    prompt: SeedPrompt,
+    model: str,
+    sampling: Sampling,
+    *,
+    stream: bool = False,
+    capture_tokens: int | None = None,
 ) -> dict[str, Any]:
-    """The chat completion that asks for a prompt's reply with its token ids, and its hidden states."""
+    """The chat completion that asks for a prompt's reply with its token ids.
+
+    With `capture_tokens` it asks for the hidden states of as many tokens of prompt and reply, too.
+    """
     body: dict[str, Any] = {
         "model": model,
         "messages": msgspec.to_builtins(prompt.messages),
@@ -302,8 +309,8 @@ def chat_body(
     }
     if stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-    if capture:
-        body["kv_transfer_params"] = {"states": "all"}
+    if capture_tokens is not None:
+        body["kv_transfer_params"] = {"states": "all", "most": capture_tokens}
     if prompt.tools:
         body["tools"] = list(prompt.tools)
     return body

@@ -11,7 +11,7 @@ from synthgen.client.launch import captured_layers
 from synthgen.corpus.config import RunConfig
 from synthgen.errors import ServerMismatch
 
-FILE_WAIT_S = 10.0
+FILE_WAIT_S = 60.0
 
 
 def states_file(told: dict[str, Any] | None, config: RunConfig, base_url: str) -> Path:

@@ -139,6 +139,7 @@ class Control:
     def __init__(self, base_url: str, api_key: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
         self.base_url = base_url.rstrip("/")
         self.root_url = self.base_url.removesuffix("/v1")
+        self._api_key = api_key
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout_s = timeout_s
 
@@ -292,12 +293,20 @@ class Control:
             ) from error
         status = response.status_code
         if status == 429 or status >= 500:
-            raise ServerUnreachable(f"{url} answered {status}: {response.text[:300]}: is it still starting?")
+            raise ServerUnreachable(f"{url} answered {status}: {self._said(response)}: is it still starting?")
         if status != 200:
             raise ServerMismatch(
-                f"{url} answered {status}: {response.text[:300]}. A base URL ends in /v1 and is a vLLM's"
+                f"{url} answered {status}: {self._said(response)}. A base URL ends in /v1 and is a vLLM's"
             )
         return response
+
+    def _said(self, response: httpx.Response) -> str:
+        return without_key(response.text, self._api_key)[:300]
+
+
+def without_key(text: str, api_key: str | None) -> str:
+    """What a server said, without the key: some repeat the header that they refuse."""
+    return text.replace(api_key, "(the key)") if api_key else text
 
 
 def _first_ranked(ranks: dict[str, Any] | None) -> int | None:

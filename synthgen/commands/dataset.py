@@ -6,12 +6,14 @@ import sys
 
 import msgspec
 from rich.table import Table
+from rich.text import Text
 
 from synthgen.commands.options import AsJson, Config, Overrides
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import exits, tables
 from synthgen.corpus.manifest import Manifest
 from synthgen.corpus.settings import load_config
+from synthgen.generate.transcript import printable
 from synthgen.mix.stage import mix as mix_dataset
 from synthgen.screen.stage import screen as screen_corpus
 from synthgen.screen.table import print_screening
@@ -22,7 +24,7 @@ def screen(
     set_: Overrides = [],  # noqa: B006 -- typer makes a new list each time
     as_json: AsJson = False,
 ) -> None:
-    """Judge each trace of the corpus by the rules in `screen.drop`; nothing is deleted. No server.
+    """Judge each trace of the corpus; those in `screen.drop` are the rules that drop one. No server.
 
     Verdicts are cheap: with other settings they are made anew. Exit code 0: one verdict a trace is there.
     2: the corpus is missing, not complete or damaged. 130: interrupted, and what was there before stays.
@@ -44,6 +46,8 @@ def mix(
 ) -> None:
     """Blend kept traces and other replies in the asked shares, split by prompt. No server.
 
+    Exit code 0: the dataset is there. 2: an input is missing, or older than what it was made of.
+
     Example: `synthgen mix my.yaml --set mix.unit=rows`
     """
     with exits():
@@ -56,7 +60,7 @@ def mix(
 
 
 def _mix_table(config: RunConfig, made: Manifest) -> Table:
-    title = f"{config.train_path}, and {made.figures['heldout_rows']:,} rows held out"
+    title = Text(f"{config.train_path}, and {made.figures['heldout_rows']:,} rows held out")
     table = Table(title=title, title_justify="left")
     table.add_column("part", overflow="fold")
     for name in ("asked", "got", "rows", "tokens", "thinking", "response", "tool"):
@@ -65,5 +69,10 @@ def _mix_table(config: RunConfig, made: Manifest) -> Table:
         counts = part["train"]
         kinds = (counts.get(f"{kind}_tokens", 0) for kind in ("thinking", "response", "tool"))
         cells = (counts["rows"], counts["tokens"], *kinds)
-        table.add_row(name, f"{part['asked']:.1%}", f"{part['got']:.1%}", *(f"{cell:,}" for cell in cells))
+        table.add_row(
+            Text(printable(name)),
+            f"{part['asked']:.1%}",
+            f"{part['got']:.1%}",
+            *(f"{cell:,}" for cell in cells),
+        )
     return table

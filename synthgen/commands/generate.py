@@ -93,6 +93,10 @@ def _print_corpus(config: RunConfig, manifest: Manifest, sent: Tally) -> None:
             f"{sent.tokens_wasted:,} tokens wasted",
             soft_wrap=True,
         )
+    if sent.uncaptured:
+        console.print(
+            f"{sent.uncaptured:,} replies came without their hidden states: `eagle extract` asks for them"
+        )
     if figures["failures"]:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(sent.failures.items()))
         console.print(

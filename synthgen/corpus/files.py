@@ -33,9 +33,12 @@ def written_aside(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def directory_written_aside(path: Path) -> Iterator[Path]:
-    """Yield a new directory beside `path`; rename it there when the block succeeds, replacing an old one."""
+    """Yield a new directory beside `path`; rename it there when the block succeeds, in place of an old one.
+
+    An interrupt leaves the old one or the new one whole.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = _aside(path)
+    aside, old = _aside(path), _aside(path)
     aside.mkdir()
     try:
         yield aside
@@ -44,11 +47,14 @@ def directory_written_aside(path: Path) -> Iterator[Path]:
                 with file.open("rb") as handle:
                     os.fsync(handle.fileno())
         if path.exists():
-            shutil.rmtree(path)
+            path.rename(old)
         aside.rename(path)
         sync_directory(path.parent)
     finally:
+        if old.exists() and not path.exists():
+            old.rename(path)
         shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _aside(path: Path) -> Path:

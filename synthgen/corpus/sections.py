@@ -216,6 +216,10 @@ class MixConfig(Section, frozen=True, kw_only=True):
         names = [part.name for part in self.parts]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"parts must be there and have names of their own, these are {names}")
+        sources = [source for part in self.parts for source in part.traces or ()]
+        twice = next((source for source in sources if sources.count(source) > 1), None)
+        if twice is not None:
+            raise ValueError(f"traces of {twice!r} are named by two parts: a source belongs to one")
         total = sum(part.share for part in self.parts)
         if abs(total - 1) > 1e-6:
             raise ValueError(f"the shares of parts make {total:g}, not 1")

@@ -257,7 +257,8 @@ class _Sender:
         turn = len(prompt.turns) - len(asked.turns)
         sampling = sampling_of(self.config, prompt)
         settings, name = self.config.generate, self.config.verifier.served_name
-        body = chat_body(asked, name, sampling, stream=settings.stream, capture=settings.capture)
+        most = self.config.extract.max_seq_tokens if settings.capture else None
+        body = chat_body(asked, name, sampling, stream=settings.stream, capture_tokens=most)
         started_at = time.time()
         reply, attempts = await endpoint.client.chat(body)
         timing = Timing(started_at=started_at, seconds=time.time() - started_at)
@@ -266,6 +267,7 @@ class _Sender:
         except RequestFailed as error:
             error.reply = msgspec.json.encode(reply).decode()
             raise
+        self.tally.uncaptured += settings.capture and trace.states_file is None
         length = reply.usage.completion_tokens  # as many as there are ids, or it were no trace
         thinking = thinking_length(sampling.thinking, trace.think_end, trace.tool_start, length)
         return _Received(

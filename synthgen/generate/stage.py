@@ -14,7 +14,7 @@ import msgspec
 
 from synthgen.client.capture import require_capture
 from synthgen.client.control import Control, Fingerprint, api_key
-from synthgen.client.launch import capturing, plain, served
+from synthgen.client.launch import captured_layers, capturing, plain, served
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import console, waiting
 from synthgen.corpus.files import in_units
@@ -34,6 +34,8 @@ from synthgen.seeds.selection import kept
 
 GC_OBJECTS = 20_000
 """New objects between two collections; by Python's default of 700 they took a fifth of the time."""
+CAPTURE_TIMEOUT_S = 600.0
+"""For one token whose states are taken: on a busy server it waits its turn."""
 SLOW_BYTES = 1 << 30
 """A corpus of this size takes seconds to read."""
 
@@ -123,12 +125,13 @@ def _generate(config: RunConfig, request: Request, journals: Journals) -> tuple[
             with alone(config.corpus_path):
                 before = read_manifest(config.corpus_path)
                 seconds = time.monotonic() - started
-                made = _write(config, facts.fingerprint, there, before=before, seconds=seconds, speed=speed)
+                _write(config, facts.fingerprint, there, before=before, seconds=seconds, speed=speed)
     with alone(config.corpus_path):
         if request.shard != WHOLE:
             there = _held(config)  # others have written meanwhile
         complete = not _missing(config, split, there)
-        return _write(config, facts.fingerprint, there, before=made, complete=complete), tally
+        before = read_manifest(config.corpus_path)  # of which others may have written more, too
+        return _write(config, facts.fingerprint, there, before=before, complete=complete), tally
 
 
 @contextlib.contextmanager
@@ -185,9 +188,13 @@ def _describe(config: RunConfig, base_urls: tuple[str, ...], key: str | None) ->
     fingerprint = controls[0].fingerprint(config.verifier.served_name)
     for control in controls[1:]:
         require_same(fingerprint, control.fingerprint(config.verifier.served_name), control.base_url)
-    for control in controls if config.generate.capture else ():
-        require_capture(config, control)
-    return ServerFacts(fingerprint=fingerprint, markers=controls[0].markers(config.verifier))
+    for url in base_urls if config.generate.capture else ():
+        require_capture(config, Control(url, key, CAPTURE_TIMEOUT_S))
+    return ServerFacts(
+        fingerprint=fingerprint,
+        markers=controls[0].markers(config.verifier),
+        captures=captured_layers(config) if config.generate.capture else None,
+    )
 
 
 def _require_same_settings(config: RunConfig, before: Manifest | None, request: Request) -> None:

@@ -24,6 +24,8 @@ class Tally:
     truncated: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     """By kind."""
+    uncaptured: int = 0
+    """Replies whose hidden states were asked for and didn't come with them."""
     retried: int = 0
     """Tries beyond the first."""
     replies_lost: int = 0

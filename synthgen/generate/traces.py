@@ -28,6 +28,8 @@ class ServerFacts:
 
     fingerprint: Fingerprint
     markers: Markers
+    captures: tuple[int, ...] | None = None
+    """Ids of the layers whose states come with the replies; None when they aren't asked for."""
 
 
 def sampling_of(config: RunConfig, prompt: SeedPrompt | None = None) -> Sampling:
@@ -95,7 +97,7 @@ def trace_of(
         server=server.fingerprint.digest,
         timing=timing,
         attempts=attempts,
-        states_file=_states_file(reply),
+        states_file=_states_file(reply, server.captures),
     )
 
 
@@ -108,9 +110,13 @@ def _boundaries(ids: msgspec.Raw, markers: Markers, thinking: bool) -> tuple[int
     return think_end, tool_start
 
 
-def _states_file(reply: ChatReply) -> str | None:
-    name = (reply.kv_transfer_params or {}).get("states_file")
-    return name if isinstance(name, str) else None
+def _states_file(reply: ChatReply, layers: tuple[int, ...] | None) -> str | None:
+    """The spool file of the right layers' states; a server that came back may hand over others, or none."""
+    told = reply.kv_transfer_params or {}
+    name = told.get("states_file")
+    if layers is None or not isinstance(name, str) or told.get("layer_ids") != list(layers):
+        return None
+    return name
 
 
 def _truncated_in(

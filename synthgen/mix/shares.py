@@ -1,8 +1,9 @@
 """Which rows a part of a dataset gives: by hash, so that neither order nor memory matters.
 
 Every row has a rank, a hash of its id and the run's seed. A part gives its rows of lowest rank until its
-quota is full, so a larger quota contains the smaller one. A first pass sums the weights of all rows into a
-histogram of ranks; a second one takes them.
+quota is full, so a larger quota contains the smaller one, but for a few rows at its edge: among those that
+share the first 16 bits of their ranks the ones read first are taken. A first pass sums the weights of all
+rows into a histogram of ranks; a second one takes them.
 """
 
 from __future__ import annotations

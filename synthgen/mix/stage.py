@@ -8,6 +8,7 @@ flat. All rows of a prompt are on the same side of the split, whatever part they
 from __future__ import annotations
 
 import hashlib
+import itertools
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -16,11 +17,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
+from rich.markup import escape
 
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import Bar, bar, console
-from synthgen.corpus.files import directory_written_aside
-from synthgen.corpus.journal import read_journal
+from synthgen.corpus.files import directory_written_aside, require_free_disk
+from synthgen.corpus.journal import read_journal, segments
 from synthgen.corpus.manifest import (
     Manifest,
     as_json,
@@ -31,13 +33,15 @@ from synthgen.corpus.manifest import (
     require_manifest,
     write_manifest,
 )
-from synthgen.corpus.records import SeedPrompt, prompt_key
+from synthgen.corpus.records import prompt_key
 from synthgen.corpus.samples import Span
 from synthgen.corpus.settings import save_config
 from synthgen.corpus.verdicts import Verdict
 from synthgen.errors import ArtifactError, ConfigError
 from synthgen.mix.rows import ReplyRow, RowLine, line_of
 from synthgen.mix.shares import Draw, Supply, is_heldout, quotas, rank_of
+from synthgen.render.stage import inputs_of, settings_of
+from synthgen.seeds.selection import heldout_of
 
 TRAIN, HELDOUT = "train", "heldout"
 TOTALS = {
@@ -85,9 +89,12 @@ def mix(config: RunConfig) -> Manifest:
     inputs = _inputs(config)
     settings = as_json({"mix": config.mix, "seed": config.seed})
     before = read_manifest(config.dataset_path)
-    if before is not None and (before.settings, before.inputs) == (settings, inputs):
-        console.print(f"mix: nothing to do for {config.dataset_path}", soft_wrap=True)
+    there = config.train_path.exists() and config.validation_path.exists()
+    if there and before is not None and (before.settings, before.inputs) == (settings, inputs):
+        console.print(escape(f"mix: nothing to do for {config.dataset_path}"), soft_wrap=True)
         return before
+    needed = sum(path.stat().st_size for path in _read(config) if path.exists())
+    require_free_disk(config.dataset_path, needed, "the rows of the dataset")
     planner = _Planner(config)
     draws = planner.draws()
     with directory_written_aside(config.dataset_path) as aside:
@@ -98,6 +105,12 @@ def mix(config: RunConfig) -> Manifest:
         save_config(config, aside / "run.yaml")
         write_manifest(aside, made)
     return made
+
+
+def _read(config: RunConfig) -> list[Path]:
+    """The files whose rows are copied."""
+    rendered = [config.rendered_path / "rows.jsonl"] if config.mix.replies else []
+    return [*segments(config.traces_path), *rendered]
 
 
 def _inputs(config: RunConfig) -> dict[str, str]:
@@ -115,6 +128,13 @@ def _inputs(config: RunConfig) -> dict[str, str]:
     found = {"screen": digest_of(screen)}
     if config.mix.replies:
         rendered = require_manifest(config.rendered_path, "synthgen render CONFIG")
+        require_fit(
+            config.rendered_path,
+            rendered,
+            settings=settings_of(config),
+            inputs=inputs_of(config),
+            remedy="run `synthgen render CONFIG` to make it anew",
+        )
         found["rendered"] = digest_of(rendered)
     return found
 
@@ -128,9 +148,7 @@ class _Planner:
             source: part.name for part in config.mix.parts if part.traces for source in part.traces
         }
         self._others = next((part.name for part in config.mix.parts if part.traces == ()), None)
-        self._kept_back = {
-            prompt_key(prompt.messages) for prompt in read_journal(config.heldout_path, SeedPrompt)
-        }
+        self._kept_back = {prompt_key(prompt.messages) for prompt in heldout_of(config)}
         self.rows = 0
         """Traces and rendered rows, dropped ones included."""
 
@@ -179,6 +197,7 @@ class _Planner:
         supply.add(rank_of(self._config.seed, row_id), self.weight(tokens))
 
     def _quotas(self, supplies: dict[_Place, Supply], side: str) -> dict[_Place, float]:
+        """What each part gives; of the prompts held out all of it, where one part has none of them."""
         shares = {part.name: part.share for part in self._config.mix.parts}
         available = {name: supplies[_Place(name, side)].weight for name in shares}
         if side == TRAIN and not all(available.values()):
@@ -187,7 +206,8 @@ class _Planner:
                 f"mix.parts: part {empty!r} has no rows to give: its traces are all dropped or held out, or "
                 f"nothing of it was rendered; see `synthgen screen CONFIG` and `synthgen render CONFIG`"
             )
-        return {_Place(name, side): quota for name, quota in quotas(shares, available).items()}
+        given = quotas(shares, available) if all(available.values()) else available
+        return {_Place(name, side): quota for name, quota in given.items()}
 
     def _require_sources(self, found: Counter[str]) -> None:
         missing = sorted(self._by_source.keys() - found.keys())
@@ -252,18 +272,18 @@ def _with_verdicts(config: RunConfig) -> Iterator[tuple[ReplyRow, Verdict]]:
     """Each trace with its verdict. Raises ArtifactError when they aren't of the same traces."""
     replies = read_journal(config.traces_path, ReplyRow, "Trace")
     verdicts = read_journal(config.verdicts_path, Verdict)
-    for reply, verdict in zip(replies, verdicts, strict=False):
+    for reply, verdict in itertools.zip_longest(replies, verdicts):
+        if reply is None or verdict is None:
+            raise ArtifactError(
+                f"{config.verdicts_path}: has another number of verdicts than there are traces: run "
+                f"`synthgen screen CONFIG` again"
+            )
         if reply.id != verdict.trace:
             raise ArtifactError(
                 f"{config.verdicts_path}: has a verdict on {verdict.trace} where the corpus has {reply.id}: "
                 f"run `synthgen screen CONFIG` again"
             )
         yield reply, verdict
-    if next(replies, None) is not None or next(verdicts, None) is not None:
-        raise ArtifactError(
-            f"{config.verdicts_path}: has another number of verdicts than there are traces: run "
-            f"`synthgen screen CONFIG` again"
-        )
 
 
 def _figures(

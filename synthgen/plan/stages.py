@@ -93,7 +93,7 @@ def _spool(config: RunConfig, replies: Replies, hidden: int) -> tuple[int, str]:
     """Bytes of the states that come with the replies, in bfloat16 until they are packed."""
     if not config.generate.capture:
         return 0, ""
-    tokens = replies.count * config.extract.max_seq_tokens
+    tokens = replies.count * config.extract.max_seq_tokens  # the connector writes no more of a reply
     per_token = state_bytes_per_token(hidden, "bfloat16")
     return tokens * per_token, f", and captured states of {tokens:,} tokens × {per_token:,} bytes"
 
@@ -124,7 +124,7 @@ def _extract(config: RunConfig, replies: Replies, hidden: int, rates: Rates) -> 
     per_token = state_bytes_per_token(hidden, dtype)
     captured = min(_native_share(config), 1.0) if config.generate.capture else 0.0
     sent = round(tokens * (1 - captured))
-    starts = 1 if sent else 0
+    starts = 1 if sent and not config.server.base_urls else 0
     return StagePlan(
         name="extract",
         rows=rows,

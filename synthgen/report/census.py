@@ -161,6 +161,7 @@ class _Row(msgspec.Struct, frozen=True):
     truncated_in: TruncatedIn | None
     sampling: _Sampled
     timing: Timing
+    turn: int = 0
 
 
 class _Failed(msgspec.Struct, frozen=True):
@@ -168,6 +169,7 @@ class _Failed(msgspec.Struct, frozen=True):
     sample_index: int
     kind: str
     message: str
+    turn: int = 0
 
 
 class FailureFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,7 +193,9 @@ def census(config: RunConfig) -> tuple[CorpusFigures | None, tuple[FailureFigure
             taken.add(row)
             if rows.random() * total < COUNTED_TRACES:
                 taken.count_ids(row)
-            failed.pop((row.seed_id, row.sample_index), None)
+            failure = failed.get((row.seed_id, row.sample_index))
+            if failure is not None and row.turn >= failure.turn:
+                del failed[row.seed_id, row.sample_index]
             if number % ROWS_A_STEP == 0:
                 progress.advance(ROWS_A_STEP)
         progress.advance(len(taken.started_at) % ROWS_A_STEP)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from rich.markup import escape
 
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import Bar, bar, console
@@ -27,6 +28,7 @@ from synthgen.corpus.manifest import (
 )
 from synthgen.corpus.settings import save_config
 from synthgen.corpus.verdicts import DropReason, Verdict
+from synthgen.errors import ArtifactError
 from synthgen.screen.leaks import SpecialTokens
 from synthgen.screen.rules import VERSION, Found, Screener
 from synthgen.screen.view import EXCERPT_CHARS, View
@@ -91,12 +93,13 @@ def screen(config: RunConfig) -> Manifest:
     settings, inputs = _settings(config), {"corpus": digest_of(corpus)}
     before = _before(config)
     if before is not None and (before.settings, before.inputs) == (as_json(settings), inputs):
-        console.print(f"screen: nothing to do for {config.screen_path}", soft_wrap=True)
+        console.print(escape(f"screen: nothing to do for {config.screen_path}"), soft_wrap=True)
         return before
     started = time.monotonic()
     with directory_written_aside(config.screen_path) as aside:
         verdicts = aside / config.verdicts_path.name
         report = _write_verdicts(config, corpus, verdicts)
+        _require_all(config, corpus, report)
         made = manifest_of(
             "screen",
             settings=settings,
@@ -107,6 +110,16 @@ def screen(config: RunConfig) -> Manifest:
         save_config(config, aside / "run.yaml")
         write_manifest(aside, made)
     return made
+
+
+def _require_all(config: RunConfig, corpus: Manifest, report: Report) -> None:
+    """Raise ArtifactError when the journal holds fewer traces, or more, than its manifest says."""
+    found, known = report.kept + report.dropped, corpus.figures["traces"]
+    if found != known:
+        raise ArtifactError(
+            f"{config.traces_path}: has {found:,} traces, the manifest beside it says {known:,}: the file "
+            f"was cut or changed; restore it, or run `synthgen generate CONFIG` to make up for what it lacks"
+        )
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from synthgen.corpus.console import tables
 from synthgen.corpus.manifest import Manifest
+from synthgen.generate.transcript import printable
 
 
 def print_screening(manifest: Manifest) -> None:
     """Print at most 100 columns wide."""
-    out = Console(width=min(Console().width, 100), highlight=False)
+    out = tables()
     figures = manifest.figures
     out.print(_table(manifest))
     kept, dropped = (sum(figures[name].values()) for name in ("tokens_kept", "tokens_dropped"))
@@ -24,7 +25,8 @@ def print_screening(manifest: Manifest) -> None:
         if examples:
             out.print(f"\n[bold]{rule}")
         for example in examples:
-            out.print(Text(f"  {example['trace']}  ", style="cyan") + Text(example["excerpt"], style="dim"))
+            where, what = printable(example["trace"]), printable(example["excerpt"])
+            out.print(Text(f"  {where}  ", style="cyan") + Text(what, style="dim"))
 
 
 def _table(manifest: Manifest) -> Table:

@@ -166,6 +166,8 @@ def _prompt(row: dict[str, Any], shape: Shape, path: Path | HubDataset) -> SeedP
     messages, turns = conversation_of(row, shape)
     tools = msgspec.convert(asked_tools or (), tuple[dict[str, Any], ...])
     sampling = msgspec.convert(asked_sampling, SamplingOverride | None)
+    if sampling == SamplingOverride():  # says nothing, as a column of nulls in a table does
+        sampling = None
     if messages and messages[-1].role == "user" and not (messages[-1].content or "").strip():
         raise ValueError("the prompt is empty")
     return SeedPrompt(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,29 @@ def test_a_directory_appears_only_when_its_block_succeeds(tmp_path: Path) -> Non
         (aside / "c").write_text("3")
     assert [p.name for p in path.iterdir()] == ["c"]
     assert [p.name for p in tmp_path.iterdir()] == ["d"]
+
+
+def test_an_interrupt_while_the_old_directory_goes_leaves_the_new_one_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing half-removed passes for an artifact."""
+    path = tmp_path / "d"
+    for text in ("old", "new"):
+        with (
+            contextlib.suppress(KeyboardInterrupt),
+            monkeypatch.context() as patched,
+            directory_written_aside(path) as aside,
+        ):
+            (aside / "a").write_text(text)
+            if text == "new":
+                patched.setattr("synthgen.corpus.files.sync_directory", interrupted)
+    assert [file.read_text() for file in path.iterdir()] == ["new"]
+    assert [p.name for p in tmp_path.iterdir()] == ["d"]
+
+
+def interrupted(*_: object) -> None:
+    """A Ctrl-C in this very call."""
+    raise KeyboardInterrupt
 
 
 def test_too_little_disk_is_refused_with_both_sizes(tmp_path: Path) -> None:

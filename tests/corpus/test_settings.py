@@ -141,3 +141,26 @@ def test_a_file_that_is_no_config_is_refused(tmp_path: Path, text: str | None, m
         path.write_text(text)
     with pytest.raises(ConfigError, match=message):
         load_config(path)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([], "must be there and have names"),
+        ([("a", 0.5, [], None), ("a", 0.5, ["x"], None)], "names of their own"),
+        ([("a", 0.5, [], None), ("b", 0.4, ["x"], None)], r"shares of parts make 0\.9, not 1"),
+        ([("a", 0.5, [], None), ("b", 0.5, [], None)], "only one part can have traces"),
+        ([("a", 0.5, ["x"], None), ("b", 0.5, ["x"], None)], "traces of 'x' are named by two parts"),
+        ([("a", 1.0, None, None)], "either traces or replies"),
+        ([("a", 1.0, [], "b.jsonl")], "either traces or replies"),
+        ([("a", 0.0, [], None)], "share 0.0 must be more than 0"),
+    ],
+)
+def test_parts_of_a_mix_that_cannot_be_are_refused(
+    demo_values: dict[str, Any], write_config: Any, parts: list[tuple[Any, ...]], message: str
+) -> None:
+    """Each with what is wrong, and where."""
+    names = ("name", "share", "traces", "replies")
+    demo_values["mix"]["parts"] = [dict(zip(names, part, strict=True)) for part in parts]
+    with pytest.raises(ConfigError, match=message):
+        load_config(write_config(demo_values))

@@ -254,9 +254,10 @@ def test_verdicts_of_another_corpus_are_refused(configured: Any) -> None:
     """By their manifest, and one by one where that was not enough."""
     run = Run(configured(), [trace(1), trace(2)])
     config = run.write()
-    write_journal(config.traces_path, [trace(1)])
-    with pytest.raises(ArtifactError, match="another number of verdicts than there are traces"):
-        mix(config)
+    for traces in ([trace(1)], [trace(1), trace(2), trace(3)]):
+        write_journal(config.traces_path, traces)
+        with pytest.raises(ArtifactError, match="another number of verdicts than there are traces"):
+            mix(config)
     write_journal(config.traces_path, [trace(2), trace(1)])
     with pytest.raises(ArtifactError, match="has a verdict on 0000000000000001-0 where the corpus has"):
         mix(config)
@@ -278,3 +279,47 @@ def test_a_part_with_nothing_to_give_is_refused(configured: Any) -> None:
     named = msgspec.structs.replace(config.mix.parts[0], traces=("blend",))
     with pytest.raises(ConfigError, match=r"takes traces of 'blend', but the corpus has only .*seeds\.jsonl"):
         mix(msgspec.structs.replace(config, mix=msgspec.structs.replace(config.mix, parts=(named,))))
+
+
+def test_rendered_rows_that_are_older_than_the_config_or_the_corpus_are_refused(configured: Any) -> None:
+    """Ids of another tokenizer, another source of replies or another exclusion don't slip in."""
+    config = Run(
+        configured(parts=[NATIVE, BLEND]), [trace(1), trace(2)], rendered=[verbatim(1), verbatim(2)]
+    ).write()
+    mix(config)
+    parts = tuple(
+        part if part.replies is None else msgspec.structs.replace(part, replies="other.parquet")
+        for part in config.mix.parts
+    )
+    other = msgspec.structs.replace(config, mix=msgspec.structs.replace(config.mix, parts=parts))
+    with pytest.raises(ArtifactError, match="run `synthgen render CONFIG` to make it anew"):
+        mix(other)
+
+
+def test_what_is_held_out_is_there_though_a_part_has_none_of_it(configured: Any) -> None:
+    """Eight rows of the second part are all trained on; the traces held out still validate."""
+    config = Run(
+        configured(parts=[NATIVE, BLEND], heldout_fraction=0.05),
+        [trace(number) for number in range(1000)],
+        rendered=[verbatim(number) for number in range(8)],
+    ).write()
+    figures = mix(config).figures
+    assert figures["parts"]["perfectblend"]["heldout"]["rows"] == 0
+    assert 20 < figures["heldout_rows"] < 90
+
+
+def test_a_corpus_without_its_held_out_prompts_is_refused(configured: Any) -> None:
+    """Without them nothing would keep the prompts of the acceptance out of training."""
+    config = Run(configured(), [trace(1)]).write()
+    config.heldout_path.unlink()
+    with pytest.raises(ArtifactError, match=r"heldout\.jsonl"):
+        mix(config)
+
+
+def test_a_dataset_that_lost_a_file_is_made_anew(configured: Any) -> None:
+    """Its manifest alone doesn't make it complete."""
+    config = Run(configured(), [trace(1), trace(2)]).write()
+    mix(config)
+    config.validation_path.unlink()
+    mix(config)
+    assert config.validation_path.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -121,9 +122,9 @@ def test_what_was_measured_replaces_what_was_assumed(tmp_path: Path) -> None:
 
 
 def test_a_server_that_runs_already_is_not_started(tmp_path: Path) -> None:
-    """generate uses base_urls; extract and accept start their own."""
+    """generate and extract use base_urls; accept starts its own."""
     made = plan(kimi(tmp_path, "server.base_urls=[http://127.0.0.1:1/v1]"))
-    assert (made.stage("generate").starts, made.stage("extract").starts) == (0, 1)
+    assert [made.stage(name).starts for name in ("generate", "extract", "accept")] == [0, 0, 2]
 
 
 def test_a_verifier_of_unknown_size_is_refused(tmp_path: Path) -> None:
@@ -132,16 +133,37 @@ def test_a_verifier_of_unknown_size_is_refused(tmp_path: Path) -> None:
         plan(kimi(tmp_path, "plan.hidden_size=null"))
 
 
-def test_a_stage_without_its_disk_is_refused_until_it_is_complete(tmp_path: Path) -> None:
+def complete(directory: Path) -> None:
+    """A stage that is done."""
+    directory.mkdir(parents=True, exist_ok=True)
+    write_manifest(directory, manifest_of("s", settings={}, inputs={}, figures={"traces": 0}, seconds=1.0))
+
+
+def test_a_run_without_its_disk_is_refused_until_its_stages_are_complete(tmp_path: Path) -> None:
     """A thousand times the samples fit on no disk here; what is there already needs none."""
     config = kimi(tmp_path, "extract.max_seq_tokens=32000", "generate.samples_per_prompt=1000")
-    stage = plan(config).stage("extract")
-    with pytest.raises(DiskError, match=r"the hidden states need .* TiB and a tenth to spare"):
-        require_disk(config, stage)
-    write_manifest(
-        config.states_path, manifest_of("extract", settings={}, inputs={}, figures={}, seconds=1.0)
-    )
-    require_disk(config, stage)
+    planned = plan(config)
+    with pytest.raises(DiskError, match=r"the traces, the hidden states, the checkpoints need .* TiB"):
+        require_disk(config, planned)
+    complete(config.corpus_path)
+    complete(config.checkpoints_path)
+    with pytest.raises(DiskError, match=r"^the hidden states need .* TiB and a tenth to spare"):
+        require_disk(config, planned)
+    complete(config.states_path)
+    require_disk(config, planned)
+
+
+def test_what_is_on_disk_already_is_not_asked_for_again(tmp_path: Path) -> None:
+    """A run that goes on needs what it lacks; captured states count, wherever they lie."""
+    config = kimi(tmp_path, "generate.capture=true")
+    planned = dataclasses.replace(plan(config), stages=(plan(config).stage("generate"),))
+    config.spool_path.mkdir(parents=True)
+    with (config.spool_path / "captured").open("wb") as file:
+        file.truncate(planned.disk_bytes - 1000)
+    require_disk(config, planned)
+    (config.spool_path / "captured").unlink()
+    with pytest.raises(DiskError, match="the traces need 109"):
+        require_disk(config, planned)
 
 
 def test_as_figures_adds_up(demo_values: dict[str, Any], write_config: Any) -> None:
