@@ -61,10 +61,12 @@ class ServerStartError(ServerError):
 class RequestFailed(ServerError):
     """One request was refused, or failed after all its retries."""
 
-    def __init__(self, message: str, *, kind: str, attempts: int) -> None:
+    def __init__(self, message: str, *, kind: str, attempts: int, status: int | None = None) -> None:
         super().__init__(message)
         self.kind = kind
         self.attempts = attempts
+        self.status = status
+        """The HTTP status of the last answer; None when none came, or a reply that can't be read."""
         self.reply: str | None = None
         """What came, when it is no trace: it was paid for."""
 

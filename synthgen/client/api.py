@@ -64,12 +64,14 @@ class _Transient(Exception):
         retry_after_s: float | None = None,
         may_be_down: bool = False,
         reply_lost: bool = False,
+        status: int | None = None,
     ) -> None:
         super().__init__(message)
         self.kind = kind
         self.reply_lost = reply_lost
         self.retry_after_s = retry_after_s
         self.may_be_down = may_be_down
+        self.status = status
 
 
 class ApiClient:
@@ -187,7 +189,9 @@ class ApiClient:
                     self.retried += 1
                     return await self._told_apart(send), attempts
         except _Transient as error:
-            raise RequestFailed(str(error), kind=error.kind, attempts=attempts) from error
+            raise RequestFailed(
+                str(error), kind=error.kind, attempts=attempts, status=error.status
+            ) from error
         except RequestFailed as error:
             error.attempts = attempts
             raise
@@ -253,8 +257,9 @@ class ApiClient:
                 said,
                 retry_after_s=_retry_after_s(headers),
                 may_be_down=status >= 500,
+                status=status,
             )
-        raise RequestFailed(said, kind=FailureKind.REJECTED, attempts=1)
+        raise RequestFailed(said, kind=FailureKind.REJECTED, attempts=1, status=status)
 
 
 def kept_alive(address: aiohttp.AddrInfoType) -> socket.socket:

@@ -27,6 +27,8 @@ from synthgen.sources.conversations import Conversation
 
 CONCURRENCY = 16
 THINKING_OFF = {"thinking": False}
+ROW_REFUSED = frozenset({400, 422})
+"""Statuses that are about the conversation; any other 4xx every conversation would get."""
 PROBE = Message(role="user", content="One?")
 PROBE_REPLIES = ("Yes", "No")
 SPECIAL_TEXT = re.compile(r"</?think(?:ing)?>|<[|｜][^|｜<>\s]{1,40}[|｜]>")
@@ -132,6 +134,7 @@ class Renderer:
         self, config: RunConfig, client: ApiClient, template: Template, fingerprint: Fingerprint
     ) -> None:
         self._model = config.verifier.served_name
+        self._key_env = config.server.api_key_env
         self._max_seq_tokens = config.screen.max_seq_tokens
         self._client = client
         self._template = template
@@ -141,7 +144,7 @@ class Renderer:
         self._special = tuple(text for text in named if text and text.strip())
 
     async def row(self, conversation: Conversation, part: str) -> DatasetRow | Dropped:
-        """A conversation as a row. Raises ServerError when the server is at fault."""
+        """A conversation as a row. Raises ServerError when the server is at fault, not the conversation."""
         special = self._special_text(conversation)
         if special:
             return Dropped(RowDrop.SPECIAL_TOKENS, f"a reply has {special!r}")
@@ -151,7 +154,13 @@ class Renderer:
         except RequestFailed as error:
             if error.kind != FailureKind.REJECTED:
                 raise
-            return Dropped(RowDrop.REFUSED, str(error))
+            if error.status in ROW_REFUSED:
+                return Dropped(RowDrop.REFUSED, str(error))
+            raise ServerMismatch(
+                f"/tokenize of the render server refuses {conversation.id} of part {part!r} with {error}. "
+                f"See whether it takes the key in {self._key_env}, has /tokenize and lets bodies of this "
+                f"size through"
+            ) from error
         return self._row(conversation, replies, part)
 
     async def _rendered(self, conversation: Conversation, index: int) -> Rendered:

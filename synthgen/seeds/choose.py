@@ -170,7 +170,7 @@ def _usable(
     config: PromptsConfig, rows: _Rows, heldout: tuple[SeedPrompt, ...], ends: Counter[str]
 ) -> tuple[list[int], list[int]]:
     """The rows that are held out from before, and those that may be used; `ends` counts the others."""
-    overlap = Overlap(config.near_duplicates, _excluded(config))
+    overlap = Overlap(config.near_duplicates, excluded_prompts(config))
     for prompt in heldout:
         overlap.remember(prompt)
     missing = {prompt.id for prompt in heldout}
@@ -192,7 +192,11 @@ def _usable(
     return again, usable
 
 
-def _excluded(config: PromptsConfig) -> Iterator[SeedPrompt]:
+def excluded_prompts(config: PromptsConfig) -> Iterator[SeedPrompt]:
+    """The prompts of `exclude`; of each source it is said how many rows were left out.
+
+    Raises InputError as `split_prompts`.
+    """
     for name in config.exclude:
         file = PromptFile(name, config.field, config.on_bad_row, field_must_be=False)
         yield from file

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from synthgen.corpus.records import SeedPrompt, prompt_key
+from synthgen.corpus.records import Message, SeedPrompt, prompt_key
 from synthgen.errors import ConfigError
 
 PERMUTATIONS = 128
@@ -57,7 +57,7 @@ class Overlap:
     def _exclude(self, prompt: SeedPrompt) -> None:
         key = prompt_key(prompt.messages)
         if key not in self._excluded and self._near_excluded is not None:
-            self._near_excluded.add(self._near_excluded.signature(_first_text(prompt)))
+            self._near_excluded.add(self._near_excluded.signature(_first_text(prompt.messages)))
         self._excluded.add(key)
 
     def found(self, prompt: SeedPrompt) -> PromptDrop | None:
@@ -68,6 +68,15 @@ class Overlap:
             return PromptDrop.EXCLUDED
         return self._take(prompt)
 
+    def excludes(self, messages: tuple[Message, ...]) -> PromptDrop | None:
+        """Whether the first user message is that of an excluded prompt, or near it; nothing is taken."""
+        if prompt_key(messages) in self._excluded:
+            return PromptDrop.EXCLUDED
+        if self._near_excluded is None or not self._excluded:
+            return None
+        asked = self._near_excluded.signature(_first_text(messages))
+        return PromptDrop.NEAR_EXCLUDED if self._near_excluded.has(asked) else None
+
     def remember(self, prompt: SeedPrompt) -> None:
         """Count `prompt` as taken, whatever is found of it."""
         self._taken.add(int(prompt.id, 16))
@@ -76,7 +85,7 @@ class Overlap:
 
     def _take(self, prompt: SeedPrompt) -> PromptDrop | None:
         if self._near is not None and self._near_excluded is not None:
-            text, first = _text(prompt), _first_text(prompt)
+            text, first = _text(prompt), _first_text(prompt.messages)
             signature = self._near.signature(text)
             asked = signature if text == first else self._near.signature(first)
             if self._near_excluded.has(asked):
@@ -137,8 +146,8 @@ def _text(prompt: SeedPrompt) -> str:
     return "\n".join((*said, *prompt.turns))
 
 
-def _first_text(prompt: SeedPrompt) -> str:
-    return next((message.content or "" for message in prompt.messages if message.role == "user"), "")
+def _first_text(messages: tuple[Message, ...]) -> str:
+    return next((message.content or "" for message in messages if message.role == "user"), "")
 
 
 def _shingles(text: str) -> Iterator[bytes]:

@@ -33,7 +33,7 @@ from synthgen.corpus.manifest import (
 )
 from synthgen.corpus.records import SeedPrompt
 from synthgen.corpus.settings import save_config
-from synthgen.errors import InputError
+from synthgen.errors import ArtifactError, InputError
 from synthgen.seeds.choose import PromptSplit, select, split_prompts, tell_left_out
 from synthgen.seeds.figures import Figures
 from synthgen.sources.hub import PREFIX, HubDataset
@@ -79,6 +79,19 @@ def kept(config: RunConfig) -> PromptSplit:
         split = split_prompts(config.prompts, config.seed, heldout)
         _keep(config, split, time.monotonic() - started)
         return split
+
+
+def heldout_of(config: RunConfig) -> tuple[SeedPrompt, ...]:
+    """The prompts that the corpus holds out, which no training row may have.
+
+    Raises ArtifactError when their journal is missing: there are always some.
+    """
+    if not config.heldout_path.exists():
+        raise ArtifactError(
+            f"{config.heldout_path} is missing: without it prompts that are kept for evaluation would be "
+            f"trained on. Restore it; {config.prompts_path / HELDOUT} is its copy while prompts aren't chosen anew"
+        )
+    return _heldout_before(config)
 
 
 def _heldout_before(config: RunConfig) -> tuple[SeedPrompt, ...]:
@@ -145,18 +158,24 @@ def _has_inputs(config: RunConfig, manifest: Manifest) -> bool:
 
 
 def _inputs(config: RunConfig) -> dict[str, str | None]:
-    """What names the content of each source; None for a dataset that isn't here."""
-    names = (*config.prompts.sources, *config.prompts.exclude)
-    files = {name: _files(name) for name in names}
+    return source_digests((*config.prompts.sources, *config.prompts.exclude))
+
+
+def source_digests(names: Iterable[str]) -> dict[str, str | None]:
+    """What names the content of each source; None for a dataset that isn't here, STREAM for a pipe.
+
+    Raises InputError for a file that isn't there.
+    """
+    files = {name: source_files(name) for name in names}
     with _waiting_if_slow(sum(file.stat().st_size for part in files.values() if part for file in part)):
         return {name: None if part is None else _content(part) for name, part in files.items()}
 
 
-def _files(name: str) -> list[Path] | None:
-    """The files of a source; None for a dataset that isn't here."""
+def source_files(name: str) -> list[Path] | None:
+    """The files of a source; None for a dataset that isn't here. Raises InputError for one that is gone."""
     if not name.startswith(PREFIX):
         if not Path(name).exists():
-            raise InputError(f"{name}: No such file or directory: prompts names files, or hub:ID:SPLIT")
+            raise InputError(f"{name}: No such file or directory: a source is a file, or hub:ID:SPLIT")
         return [Path(name)]
     dataset = HubDataset.parse(name)
     if not dataset.is_local:
@@ -175,7 +194,7 @@ def _content(files: list[Path]) -> str:
 def _waiting_if_slow(size_bytes: int) -> contextlib.AbstractContextManager[None]:
     if size_bytes < SLOW_BYTES:
         return contextlib.nullcontext()
-    return waiting(f"comparing {in_units(size_bytes)} of prompts with what was chosen from")
+    return waiting(f"comparing {in_units(size_bytes)} of sources with what they were")
 
 
 def _ids_digest(prompts: Iterable[SeedPrompt]) -> str:

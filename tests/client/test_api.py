@@ -128,7 +128,7 @@ def test_overload_on_every_try_is_told_from_refusal(server: ScriptedServer) -> N
     replies_in_turn(server, full)
     with pytest.raises(RequestFailed, match="503: queue is full") as caught:
         chat(server, attempts=2)
-    assert caught.value.kind == FailureKind.OVERLOADED
+    assert (caught.value.kind, caught.value.status) == (FailureKind.OVERLOADED, 503)
 
 
 def test_a_400_fails_at_once(server: ScriptedServer) -> None:
@@ -141,6 +141,7 @@ def test_a_400_fails_at_once(server: ScriptedServer) -> None:
     with pytest.raises(RequestFailed, match="400: too long") as caught:
         chat(server)
     assert (caught.value.kind, caught.value.attempts) == (FailureKind.REJECTED, 1)
+    assert caught.value.status == 400
     assert len(server.requests) == 1
 
 
@@ -155,7 +156,7 @@ def test_a_reply_that_is_no_completion_is_malformed(server: ScriptedServer) -> N
         RequestFailed, match=r"can't be read: Expected `array`, got `str` - at `\$\.choices`"
     ) as caught:
         chat(server)
-    assert caught.value.kind == FailureKind.MALFORMED
+    assert (caught.value.kind, caught.value.status) == (FailureKind.MALFORMED, None)
 
 
 def test_the_key_is_in_no_error(server: ScriptedServer) -> None:

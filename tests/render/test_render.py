@@ -322,6 +322,27 @@ def test_a_server_that_fails_meanwhile_ends_the_stage_and_leaves_nothing(
     assert not list(config.run_path.glob(".rendered*"))
 
 
+@pytest.mark.parametrize("status", [401, 403, 404, 413])
+def test_a_refusal_that_is_not_about_a_row_ends_the_stage(
+    corpus: RunConfig, server: ScriptedServer, tmp_path: Path, status: int
+) -> None:
+    """A key that isn't taken is no fault of the conversations: none is dropped for it."""
+    config = with_replies(corpus, tmp_path / "rows.jsonl", [qa(f"r{i}", "A.") for i in range(40)])
+    asked = 0
+
+    def refusing(body: dict[str, Any]) -> str:
+        nonlocal asked
+        asked += 1
+        if asked > 30:
+            server.tokenize_status = status
+        return templates.kimi(body)
+
+    server.template = refusing
+    with pytest.raises(ServerMismatch, match=rf"refuses \w{{16}} of part 'other' with {status}: "):
+        render(config)
+    assert not config.rendered_path.exists()
+
+
 def test_a_dead_server_is_one_line(corpus: RunConfig, tmp_path: Path) -> None:
     """Where nothing answers, the error says how to start one."""
     values = msgspec.to_builtins(with_replies(corpus, tmp_path / "rows.jsonl", [qa("q", "A.")]))

@@ -34,6 +34,18 @@ def test_without_a_threshold_only_equal_prompts_are_found() -> None:
     assert [overlap.found(one) for one in asked] == [None, "duplicate", None, None]
 
 
+def test_to_ask_whether_a_conversation_is_excluded_takes_nothing() -> None:
+    """Its first user message is compared, however it goes on; without a threshold only the same words."""
+    near = prompt(LONG.replace("word30", "other"), "And then?").messages
+    overlap = Overlap(0.7, [prompt(LONG)])
+    assert overlap.excludes(prompt(LONG.upper(), "And then?").messages) is PromptDrop.EXCLUDED
+    assert overlap.excludes(near) is PromptDrop.NEAR_EXCLUDED
+    assert Overlap(None, [prompt(LONG)]).excludes(near) is None
+    assert Overlap(0.7).excludes(near) is None
+    assert [overlap.excludes(prompt("Why?").messages) for _ in range(2)] == [None, None]
+    assert overlap.found(prompt("Why?")) is None
+
+
 def test_of_two_near_prompts_the_first_stays() -> None:
     """One word of sixty is another: 55 of 61 shingles are the same, a Jaccard index of 0.90."""
     changed = LONG.replace("word30", "other")

@@ -25,7 +25,7 @@ from synthgen.errors import ArtifactError, ConfigError, InputError
 from synthgen.plan.stages import plan
 from synthgen.seeds import selection
 from synthgen.seeds.choose import PromptSplit, select, split_prompts
-from synthgen.seeds.selection import chosen, kept
+from synthgen.seeds.selection import chosen, heldout_of, kept
 from tests.conftest import prompts_config
 
 LONG = " ".join(f"word{i}" for i in range(60))
@@ -338,6 +338,15 @@ def test_a_choice_follows_the_prompts_that_were_held_out(
     assert not {p.id for p in second.heldout} & {p.id for p in second.corpus}
     assert kept(run_config) == second
     assert len(calls) == 1
+
+
+def test_a_corpus_without_its_held_out_prompts_is_refused(run_config: RunConfig) -> None:
+    """They would be trained on without a word."""
+    first = kept(run_config)
+    with pytest.raises(ArtifactError, match=r"corpus/heldout\.jsonl is missing: .* would be trained on"):
+        heldout_of(run_config)
+    write_journal(run_config.heldout_path, first.heldout)
+    assert heldout_of(run_config) == first.heldout
 
 
 def test_only_generate_writes(run_config: RunConfig) -> None:
