@@ -83,6 +83,8 @@ class ScriptedServer:
         """What a conversation becomes before it is tokenized. Raises ValueError to refuse it."""
         self.tokenized = 0
         self.tokenize_status = 200
+        self.says = "told to"
+        """What it answers /tokenize with any other status."""
         self.names_tokens = True
         """Whether /tokenize answers `token_strs`."""
         self.takes_system = True
@@ -144,7 +146,7 @@ class ScriptedServer:
         body = await request.json()
         self.tokenized += 1
         if self.tokenize_status != 200:
-            return web.json_response({"error": "told to"}, status=self.tokenize_status)
+            return web.json_response({"error": self.says}, status=self.tokenize_status)
         if not self.takes_system and any(m["role"] == "system" for m in body.get("messages", [])):
             return web.json_response({"error": {"message": "no system role"}}, status=400)
         try:

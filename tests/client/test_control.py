@@ -168,3 +168,11 @@ def test_a_server_that_names_no_tokens_gives_only_the_markers(server: ScriptedSe
         "</think>": 900,
         "<|tool_calls_section_begin|>": 901,
     }
+
+
+def test_a_key_that_the_server_repeats_is_not_shown(server: ScriptedServer) -> None:
+    """Some say which header they refuse."""
+    server.tokenize_status = 401
+    server.says = "bad header: Bearer sk-SECRET"
+    with pytest.raises(ServerMismatch, match=r"answered 401: .*Bearer \(the key\)"):
+        Control(server.base_url, "sk-SECRET").tokenize(MODEL, prompt="a")

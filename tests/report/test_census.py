@@ -184,3 +184,16 @@ def test_a_failure_counts_until_its_row_has_a_trace(config: RunConfig) -> None:
 def test_an_empty_run_has_nothing_to_count(config: RunConfig) -> None:
     """Neither journal is there."""
     assert census(config) == (None, ())
+
+
+def test_a_conversation_that_failed_after_its_first_turn_is_a_failure(config: RunConfig) -> None:
+    """Only a trace of the turn that failed, or of a later one, makes up for it."""
+    failure = Failure(
+        seed_id="a", sample_index=0, turn=1, kind=FailureKind.REJECTED, message="too long", attempts=1
+    )
+    config.corpus_path.mkdir(parents=True)
+    write_journal(config.failures_path, [failure])
+    write_journal(config.traces_path, [trace("a", [1, 2], turns_left=1)])
+    assert [(found.kind, found.rows) for found in census(config)[1]] == [("rejected", 1)]
+    write_journal(config.traces_path, [trace("a", [1, 2], turns_left=1), trace("a", [3], turn=1)])
+    assert census(config)[1] == ()

@@ -272,3 +272,15 @@ def test_a_named_column_that_isnt_there_is_refused(
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=message):
         list(PromptFile(tmp_path / name, field="chat"))
+
+
+def test_an_empty_sampling_is_none(tmp_path: Path) -> None:
+    """As a column of nulls gives it: the same prompt has the same id."""
+    rows = [
+        {"prompt": "hi"},
+        {"prompt": "hi", "sampling": {}},
+        {"prompt": "hi", "sampling": {"temperature": None}},
+    ]
+    prompts = list(PromptFile(jsonl(tmp_path / "p.jsonl", *rows)))
+    assert len({prompt.id for prompt in prompts}) == 1
+    assert prompts[1].sampling is None
