@@ -16,14 +16,15 @@ from synthgen.client.api import client_for
 from synthgen.client.control import Fingerprint
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import bar
-from synthgen.corpus.journal import read_journal
-from synthgen.corpus.records import SeedPrompt, prompt_key
+from synthgen.corpus.records import Message, prompt_key
 from synthgen.corpus.samples import DatasetRow
 from synthgen.errors import InputError, first_of
 from synthgen.render.renderer import CONCURRENCY, Dropped, Renderer, RowDrop, Template
+from synthgen.seeds.choose import excluded_prompts
+from synthgen.seeds.overlap import Overlap
+from synthgen.seeds.selection import heldout_of
 from synthgen.sources.conversations import Conversation
 from synthgen.sources.draw import Source, Survey, next_edge
-from synthgen.sources.prompt_file import PromptFile
 
 BATCH = 256
 """Conversations that are rendered before the next are read."""
@@ -75,6 +76,27 @@ class RenderedPart:
         }
 
 
+class KeptAway:
+    """The prompts that no row may have: held out, or excluded.
+
+    Raises ArtifactError when the corpus has lost those it holds out, InputError when an excluded source can't
+    be read, ConfigError when prompts.near_duplicates is set and datasketch isn't installed.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        near = config.prompts.near_duplicates
+        self._heldout = Overlap(near, heldout_of(config))
+        self._excluded = Overlap(near, excluded_prompts(config.prompts))
+
+    def found(self, messages: tuple[Message, ...]) -> Dropped | None:
+        """Why a conversation's prompt is one of them; None when it isn't."""
+        key = prompt_key(messages)
+        if self._heldout.excludes(messages) is not None:
+            return Dropped(RowDrop.HELDOUT, f"its prompt {key} is kept for evaluation, or near one that is")
+        reason = self._excluded.excludes(messages)
+        return None if reason is None else Dropped(RowDrop(reason), f"its prompt {key} is in prompts.exclude")
+
+
 class Filler:
     """Fills the parts one after the other and writes their rows."""
 
@@ -84,6 +106,7 @@ class Filler:
         parts: list[RenderedPart],
         template: Template,
         fingerprint: Fingerprint,
+        kept_away: KeptAway,
         rows: BinaryIO,
     ) -> None:
         self._config = config
@@ -91,7 +114,7 @@ class Filler:
         self._template = template
         self._fingerprint = fingerprint
         self._rows = rows
-        self._kept_away = _kept_away(config)
+        self._kept_away = kept_away
         self._seen: set[int] = set()
         """Ids of the conversations so far, as numbers."""
         self._encoder = msgspec.json.Encoder()
@@ -137,9 +160,10 @@ class Filler:
 
     def _is_wanted(self, part: RenderedPart, conversation: Conversation) -> bool:
         part.considered += 1
-        key, number = prompt_key(conversation.messages), int(conversation.id, 16)
-        if key in self._kept_away:
-            part.drop(conversation, Dropped(RowDrop.HELDOUT, f"its prompt {key} is kept for evaluation"))
+        number = int(conversation.id, 16)
+        kept_away = self._kept_away.found(conversation.messages)
+        if kept_away is not None:
+            part.drop(conversation, kept_away)
         elif number in self._seen:
             part.drop(conversation, Dropped(RowDrop.DUPLICATE, "the same is there already"))
         else:
@@ -161,14 +185,6 @@ class Filler:
         self._content.update(line)
         part.rows += 1
         part.supervised_tokens += sum(span.end - span.start for span in made.spans)
-
-
-def _kept_away(config: RunConfig) -> frozenset[str]:
-    """Keys of the prompts that no row may have: held out, or excluded."""
-    heldout = read_journal(config.heldout_path, SeedPrompt)
-    field, on_bad_row = config.prompts.field, config.prompts.on_bad_row
-    excluded = (PromptFile(name, field, on_bad_row, field_must_be=False) for name in config.prompts.exclude)
-    return frozenset(prompt_key(prompt.messages) for prompt in itertools.chain(heldout, *excluded))
 
 
 def _batches(conversations: Iterable[Conversation]) -> Iterator[list[Conversation]]:

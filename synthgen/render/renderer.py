@@ -39,7 +39,10 @@ class RowDrop(enum.StrEnum):
     """Why a conversation is no row."""
 
     HELDOUT = "heldout"
-    """Its prompt is kept for evaluation, or excluded from the run's prompts."""
+    """Its prompt, or one that prompts.near_duplicates takes for it, is kept for evaluation."""
+    EXCLUDED = "excluded"
+    """Its first user message has the words of one that prompts.exclude has."""
+    NEAR_EXCLUDED = "near_excluded"
     DUPLICATE = "duplicate"
     SPECIAL_TOKENS = "special_tokens"
     """A reply has another model's thinking, or text that would become a special token."""

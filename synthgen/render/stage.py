@@ -35,11 +35,14 @@ from synthgen.corpus.sections import MixPart
 from synthgen.corpus.settings import save_config
 from synthgen.corpus.token_ids import decode_ids
 from synthgen.errors import ArtifactError, ServerMismatch, ServerUnreachable
-from synthgen.render.parts import Filler, RenderedPart
+from synthgen.render.parts import Filler, KeptAway, RenderedPart
 from synthgen.render.renderer import Template, read_template
+from synthgen.seeds.selection import STREAM, source_digests
 from synthgen.sources.draw import Source
 
 ROWS_FILE = "rows.jsonl"
+ON_THE_HUB = "on the hub"
+"""In place of a digest: the name says which revision, if it pins one."""
 SPARE = 1.1
 """A tenth more is rendered than mixing is expected to take."""
 STOPPED_REPLIES = 100
@@ -49,25 +52,27 @@ STOPPED_REPLIES = 100
 def render(config: RunConfig) -> Manifest | None:
     """Render what the mix can use of its parts with replies, unless it is there; None when there are none.
 
-    Raises InputError for a broken source before a server is started, ArtifactError when the corpus is missing
-    or its server isn't this one, ServerError when the server isn't there. Nothing is written then.
+    Raises InputError for a broken source and ArtifactError for a corpus that isn't whole before a server is
+    started, ArtifactError when the corpus' server isn't this one, ServerError when the server isn't there.
+    Nothing is written then.
     """
     if not config.mix.replies:
         return None
     corpus = require_manifest(config.corpus_path, "synthgen generate CONFIG")
-    settings = _settings(config)
-    inputs = {"corpus": digest_of(corpus), "server": corpus.inputs["server"]}
+    settings, inputs = settings_of(config), inputs_of(config)
     before = read_manifest(config.rendered_path)
-    if before is not None and (before.settings, before.inputs) == (settings, inputs):
+    same = before is not None and (before.settings, before.inputs) == (settings, inputs)
+    if before is not None and same and STREAM not in inputs.values():
         console.print(f"render: nothing to do for {config.rendered_path}", soft_wrap=True)
         return before
     started = time.monotonic()
+    kept_away = KeptAway(config)
     parts = [_survey(config, part, corpus) for part in config.mix.replies]
     with served(config, rendering(config)) as servers, directory_written_aside(config.rendered_path) as aside:
         fingerprint, template = _examine(config, servers, corpus)
         sent = time.monotonic()
         with (aside / ROWS_FILE).open("wb") as rows:
-            filler = Filler(config, parts, template, fingerprint, rows)
+            filler = Filler(config, parts, template, fingerprint, kept_away, rows)
             _render(servers, filler)
         tokens = sum(part.supervised_tokens for part in parts)
         manifest = manifest_of(
@@ -87,17 +92,33 @@ def render(config: RunConfig) -> Manifest | None:
     return manifest
 
 
-def _settings(config: RunConfig) -> Any:
+def settings_of(config: RunConfig) -> Any:
+    """What of the config determines the rows, as it stands in their manifest."""
+    prompts = config.prompts
     settings = {
         "parts": config.mix.parts,
         "unit": config.mix.unit,
         "verifier": config.verifier,
         "max_seq_tokens": config.screen.max_seq_tokens,
-        "exclude": config.prompts.exclude,
-        "on_bad_row": config.prompts.on_bad_row,
+        "exclude": prompts.exclude,
+        "field": prompts.field if prompts.exclude else None,
+        "near_duplicates": prompts.near_duplicates,
+        "on_bad_row": prompts.on_bad_row,
         "seed": config.seed,
     }
     return as_json(settings)
+
+
+def inputs_of(config: RunConfig) -> dict[str, str]:
+    """What the rows are made of, as it stands in their manifest: the corpus, its own server, the sources.
+
+    A dataset of the hub is named by its revision, if one is pinned. Raises ArtifactError when the corpus is
+    missing, InputError when a source is gone.
+    """
+    corpus = require_manifest(config.corpus_path, "synthgen generate CONFIG")
+    names = (*(part.replies or "" for part in config.mix.replies), *config.prompts.exclude)
+    sources = {f"source {name}": found or ON_THE_HUB for name, found in source_digests(names).items()}
+    return {"corpus": digest_of(corpus), "server": corpus.inputs["server"], **sources}
 
 
 def needed(config: RunConfig, part: MixPart, corpus: Manifest) -> int | None:

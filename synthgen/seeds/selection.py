@@ -89,7 +89,8 @@ def heldout_of(config: RunConfig) -> tuple[SeedPrompt, ...]:
     if not config.heldout_path.exists():
         raise ArtifactError(
             f"{config.heldout_path} is missing: without it prompts that are kept for evaluation would be "
-            f"trained on. Restore it; {config.prompts_path / HELDOUT} is its copy while prompts aren't chosen anew"
+            f"trained on. Restore it; {config.prompts_path / HELDOUT} is its copy while prompts "
+            f"aren't chosen anew"
         )
     return _heldout_before(config)
 

@@ -14,14 +14,14 @@ from typer.testing import CliRunner
 
 from synthgen.__main__ import app
 from synthgen.corpus.config import RunConfig
-from synthgen.corpus.journal import read_journal
+from synthgen.corpus.journal import read_journal, write_journal
 from synthgen.corpus.manifest import Manifest, read_manifest
-from synthgen.corpus.records import SeedPrompt, prompt_key
+from synthgen.corpus.records import Message, SeedPrompt, prompt_key, seed_id
 from synthgen.corpus.samples import DatasetRow, Origin, SpanKind
 from synthgen.corpus.settings import load_config, save_config
 from synthgen.errors import ArtifactError, InputError, ServerMismatch, ServerUnreachable
 from synthgen.generate.stage import generate
-from synthgen.render.stage import ROWS_FILE, render
+from synthgen.render.stage import ROWS_FILE, inputs_of, render, settings_of
 from tests import templates
 from tests.scripted_server import THINK_END, TURN_END, ScriptedServer, chat_reply, text_of
 
@@ -208,13 +208,54 @@ def test_what_must_not_be_a_row_is_dropped_and_counted(
     manifest = render(msgspec.convert(values, RunConfig))
     found = figures(manifest)
     assert (found["read"], found["left_out"], found["considered"], found["rows"]) == (9, 2, 7, 1)
-    assert found["drops"] == {"heldout": 2, "duplicate": 1, "special_tokens": 2, "over_long": 1}
-    assert len(found["examples"]) == 4
+    assert found["drops"] == {
+        "heldout": 1,
+        "excluded": 1,
+        "duplicate": 1,
+        "special_tokens": 2,
+        "over_long": 1,
+    }
+    assert len(found["examples"]) == 5
     assert manifest is not None
     other = manifest.figures["parts"]["chat"]
     assert (other["rows"], other["drops"]) == (1, {"refused": 1})
     assert "System role not supported" in other["examples"][0]
     assert [row.part for row in rows_of(config)] == ["other", "chat"]
+
+
+def test_near_duplicates_of_what_is_kept_for_evaluation_are_no_rows(
+    corpus: RunConfig, tmp_path: Path
+) -> None:
+    """One word of sixty is another; without a threshold only the same words are kept away."""
+    words = [" ".join(f"{stem}{i}" for i in range(60)) for stem in ("bench", "held", "other")]
+    bench, held, other = words
+    excluded = tmp_path / "benchmark.jsonl"
+    excluded.write_text(json.dumps({"prompt": bench}) + "\n")
+    messages = (Message(role="user", content=held),)
+    write_journal(
+        corpus.heldout_path,
+        [SeedPrompt(id=seed_id(messages), source="s", domain="d", messages=messages)],
+    )
+    rows = [qa(text.replace("30", "thirty"), "A.") for text in (bench, held, other)]
+    values = msgspec.to_builtins(with_replies(corpus, tmp_path / "rows.jsonl", rows))
+    values["prompts"] |= {"exclude": [str(excluded)], "near_duplicates": 0.8}
+    found = figures(render(msgspec.convert(values, RunConfig)))
+    assert (found["rows"], found["drops"]) == (1, {"heldout": 1, "near_excluded": 1})
+    values["prompts"]["near_duplicates"] = None
+    assert figures(render(msgspec.convert(values, RunConfig)))["rows"] == 3
+
+
+def test_a_corpus_that_lost_its_held_out_prompts_is_refused_before_the_server_is_asked(
+    corpus: RunConfig, server: ScriptedServer, tmp_path: Path
+) -> None:
+    """Their replies would be trained on."""
+    config = with_replies(corpus, tmp_path / "rows.jsonl", [qa("q", "A.")])
+    config.heldout_path.unlink()
+    before = server.tokenized
+    with pytest.raises(ArtifactError, match=r"heldout\.jsonl is missing"):
+        render(config)
+    assert server.tokenized == before
+    assert not config.rendered_path.exists()
 
 
 def test_as_much_is_rendered_as_the_mix_can_use(
@@ -262,6 +303,50 @@ def test_what_is_complete_is_not_rendered_again(
     other = with_replies(corpus, tmp_path / "others.jsonl", [qa("q", "A.")])
     render(other)
     assert [row.source for row in rows_of(config)] == ["others.jsonl"]
+
+
+def test_sources_that_changed_are_rendered_anew(
+    corpus: RunConfig, server: ScriptedServer, tmp_path: Path
+) -> None:
+    """Replies and what is excluded, by their content; nobody has to ask a server for that."""
+    excluded = tmp_path / "benchmark.jsonl"
+    excluded.write_text('{"prompt": "p"}\n')
+    values = msgspec.to_builtins(with_replies(corpus, tmp_path / "rows.jsonl", [qa("q", "A.")]))
+    values["prompts"]["exclude"] = [str(excluded)]
+    config = msgspec.convert(values, RunConfig)
+    made = render(config)
+    before = server.tokenized
+    assert made is not None
+    assert (made.settings, made.inputs) == (settings_of(config), inputs_of(config))
+    assert made.inputs[f"source {excluded}"] == (
+        "16 bytes, sha256 aa5167393d2232f9b1809e22817753249f216c1883461e475f0e389b720342c6"
+    )
+    assert sorted(made.inputs) == sorted(
+        ["corpus", "server", f"source {tmp_path / 'rows.jsonl'}", f"source {excluded}"]
+    )
+    assert server.tokenized == before
+    with_replies(corpus, tmp_path / "rows.jsonl", [qa("q", "A."), qa("p", "A."), qa("r", "A.")])
+    assert made.inputs != inputs_of(config)
+    found = figures(render(config))
+    assert (found["rows"], found["drops"]) == (2, {"excluded": 1})
+    excluded.write_text('{"prompt": "none"}\n')
+    assert figures(render(config))["rows"] == 3
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("field", "text"), ("near_duplicates", 0.5), ("on_bad_row", "refuse")]
+)
+def test_settings_of_the_prompts_that_matter_to_replies_are_settings_of_the_rows(
+    corpus: RunConfig, tmp_path: Path, key: str, value: Any
+) -> None:
+    """The column of the prompts matters only to what is excluded."""
+    config = with_replies(corpus, tmp_path / "rows.jsonl", [qa("q", "A.")])
+    values = msgspec.to_builtins(config)
+    values["prompts"][key] = value
+    changed = msgspec.convert(values, RunConfig)
+    assert (settings_of(changed) != settings_of(config)) is (key != "field")
+    values["prompts"]["exclude"] = ["x.jsonl"]
+    assert settings_of(msgspec.convert(values, RunConfig))[key] == value
 
 
 def test_a_server_with_other_ids_is_refused(
