@@ -96,6 +96,7 @@ def test_a_server_that_captures_otherwise_is_refused_before_anything_is_sent(
         ServerMismatch, match=r"captures layers \[1, 2, 3, 8\], this run wants \[2, 4, 5, 8\]"
     ):
         generate(config)
+    (config.spool_path / "1.safetensors").unlink()
     server.handler = Capturing(config, spool=tmp_path / "elsewhere")
     with pytest.raises(ServerMismatch, match="did not write its hidden states into"):
         generate(config)

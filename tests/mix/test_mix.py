@@ -30,6 +30,7 @@ from synthgen.corpus.token_ids import encode_ids
 from synthgen.corpus.verdicts import DropReason, Verdict
 from synthgen.errors import ArtifactError, ConfigError
 from synthgen.mix.stage import mix
+from synthgen.render.stage import inputs_of, settings_of
 from tests.rows import row_of
 
 NATIVE = {"name": "native", "share": 0.7, "traces": [], "replies": None}
@@ -93,7 +94,7 @@ class Run:
         config.corpus_path.mkdir(parents=True)
         write_journal(config.traces_path, self.traces)
         write_journal(config.heldout_path, self.heldout)
-        self._manifest(config.corpus_path, "generate", {})
+        self._manifest(config.corpus_path, "generate", {"server": "feed"})
         verdicts = [self._verdict(one) for one in self.traces]
         config.screen_path.mkdir()
         write_journal(config.verdicts_path, verdicts)
@@ -102,7 +103,7 @@ class Run:
         if self.rendered:
             config.rendered_path.mkdir()
             write_journal(config.rendered_path / "rows.jsonl", self.rendered)
-            self._manifest(config.rendered_path, "render", {})
+            self._manifest(config.rendered_path, "render", inputs_of(config), settings_of(config))
         return config
 
     def _verdict(self, one: Trace) -> Verdict:
@@ -117,16 +118,30 @@ class Run:
             tags=(reason,) if reason else (),
         )
 
-    def _manifest(self, directory: Path, stage: str, inputs: dict[str, str]) -> None:
-        figures = {"traces": len(self.traces)}
-        write_manifest(
-            directory, manifest_of(stage, settings={}, inputs=inputs, figures=figures, seconds=1.0)
+    def _manifest(
+        self, directory: Path, stage: str, inputs: dict[str, str], settings: dict[str, Any] | None = None
+    ) -> None:
+        made = manifest_of(
+            stage,
+            settings=settings or {},
+            inputs=inputs,
+            figures={"traces": len(self.traces)},
+            seconds=1.0,
         )
+        write_manifest(directory, made)
 
 
 @pytest.fixture
-def configured(demo_values: dict[str, Any], write_config: Any) -> Any:
-    """A function that gives the demo's config with a section `mix` of these values."""
+def configured(
+    demo_values: dict[str, Any], write_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Any:
+    """A function that gives the demo's config with a section `mix` of these values.
+
+    The replies of the second part lie where the test runs.
+    """
+    monkeypatch.chdir(tmp_path)
+    for name in ("blend.parquet", "other.parquet"):
+        Path(name).write_text(name)
 
     def config(**changes: Any) -> RunConfig:
         demo_values["mix"] |= changes

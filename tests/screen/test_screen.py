@@ -52,7 +52,7 @@ def dropping(config: RunConfig, *rules: DropReason) -> RunConfig:
 
 def test_each_trace_has_a_verdict_in_the_order_of_the_traces(config: RunConfig) -> None:
     """Segments and shards of the journal included; the traces themselves stay as they are."""
-    corpus(config, *TRACES[:2])
+    corpus(config, *TRACES[:2], traces=4)
     write_journal(config.traces_path.with_name("traces.00001.jsonl"), TRACES[2:3])
     write_journal(config.traces_path.with_name("traces-1of2.jsonl"), TRACES[3:])
     before = {path.name: path.read_bytes() for path in config.corpus_path.iterdir()}
@@ -68,6 +68,14 @@ def test_each_trace_has_a_verdict_in_the_order_of_the_traces(config: RunConfig) 
         "0000000000000003-0": DropReason.LEAKED_TOKENS,
     }
     assert {path.name: path.read_bytes() for path in config.corpus_path.iterdir()} == before
+
+
+def test_a_journal_that_was_cut_is_refused(config: RunConfig) -> None:
+    """Verdicts on a part of a corpus would pass for all of it."""
+    corpus(config, *TRACES[:2], traces=4)
+    with pytest.raises(ArtifactError, match="has 2 traces, the manifest beside it says 4"):
+        screen(config)
+    assert not config.screen_path.exists()
 
 
 def test_the_manifest_is_the_report(config: RunConfig) -> None:
