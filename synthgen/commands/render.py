@@ -7,10 +7,12 @@ from typing import Annotated
 
 import msgspec
 import typer
+from rich.markup import escape
 
 from synthgen.commands.options import AsJson, Config, Overrides
 from synthgen.corpus.console import console, exits
 from synthgen.corpus.settings import load_config
+from synthgen.generate.transcript import printable
 from synthgen.render.audit import audit as audit_corpus
 from synthgen.render.stage import ROWS_FILE
 from synthgen.render.stage import render as render_parts
@@ -36,7 +38,8 @@ def render(
             console.print("render: no part of the mix has replies: there is nothing to render")
         elif not as_json:
             print_rendered(manifest.figures)
-            console.print(f"rows are in {loaded.rendered_path / ROWS_FILE}", soft_wrap=True)
+            where = escape(printable(str(loaded.rendered_path / ROWS_FILE)))
+            console.print(f"rows are in {where}", soft_wrap=True)
         if as_json:
             figures = {"parts": {}} if manifest is None else manifest.figures
             sys.stdout.write(msgspec.json.encode(figures).decode() + "\n")

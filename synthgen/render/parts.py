@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import msgspec
+from rich.markup import escape
 
 from synthgen.client.api import client_for
 from synthgen.client.control import Fingerprint
@@ -19,6 +20,7 @@ from synthgen.corpus.console import bar
 from synthgen.corpus.records import Message, prompt_key
 from synthgen.corpus.samples import DatasetRow
 from synthgen.errors import InputError, first_of
+from synthgen.generate.transcript import printable
 from synthgen.render.renderer import CONCURRENCY, Dropped, Renderer, RowDrop, Template
 from synthgen.seeds.choose import excluded_prompts
 from synthgen.seeds.overlap import Overlap
@@ -151,7 +153,7 @@ class Filler:
     async def _take(
         self, part: RenderedPart, renderer: Renderer, conversations: Iterable[Conversation], expected: int
     ) -> None:
-        with bar(f"render {part.name}", total=expected) as progress:
+        with bar(f"render {escape(printable(part.name))}", total=expected) as progress:
             for batch in _batches(conversations):
                 wanted = [conversation for conversation in batch if self._is_wanted(part, conversation)]
                 for conversation, made in zip(wanted, await _made(renderer, wanted, part.name), strict=True):

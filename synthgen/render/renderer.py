@@ -45,7 +45,8 @@ class RowDrop(enum.StrEnum):
     NEAR_EXCLUDED = "near_excluded"
     DUPLICATE = "duplicate"
     SPECIAL_TOKENS = "special_tokens"
-    """A reply has another model's thinking, or text that would become a special token."""
+    """A reply has another model's thinking, text that would become a special token, or such a token where
+    the model samples none."""
     REFUSED = "refused"
     """The server's template refuses the conversation."""
     INEXACT = "inexact"
@@ -145,6 +146,7 @@ class Renderer:
         self._slots = asyncio.Semaphore(CONCURRENCY)
         named = (config.verifier.think_end, config.verifier.tool_section, template.turn_end)
         self._special = tuple(text for text in named if text and text.strip())
+        self._names = {token: name for name, token in template.markers.special.items()}
 
     async def row(self, conversation: Conversation, part: str) -> DatasetRow | Dropped:
         """A conversation as a row. Raises ServerError when the server is at fault, not the conversation."""
@@ -181,6 +183,10 @@ class Renderer:
         ]
         if not found:
             return Dropped(RowDrop.INEXACT, "the template renders no reply as it asks for one")
+        names = (self._stray(conversation.messages[index], full[slice(*span)]) for index, span in found)
+        stray = next(filter(None, names), None)
+        if stray is not None:
+            return Dropped(RowDrop.SPECIAL_TOKENS, f"among a reply's ids is that of {stray!r}")
         last, (_, end) = found[-1]
         if end > self._max_seq_tokens:
             return Dropped(RowDrop.OVER_LONG, f"{end:,} tokens")
@@ -201,6 +207,21 @@ class Renderer:
             finish=Finish.TOOL_CALLS if reply.tool_calls else Finish.STOP,
             server=self._server,
         )
+
+    def _stray(self, reply: Message, ids: tuple[int, ...]) -> str | None:
+        """The first special token among a reply's `ids` that has no place there; None without.
+
+        The last one, which ends the turn, has; those of tools have from the tool section on, and in any reply
+        with calls when the verifier names no section.
+        """
+        opening = self._template.markers.tool_section
+        may_call = opening is None and bool(reply.tool_calls)
+        for token in ids[:-1]:
+            may_call = may_call or token == opening
+            name = self._names.get(token)
+            if name is not None and not (may_call and (token == opening or "tool" in name.lower())):
+                return name
+        return None
 
     def _spans(self, full: tuple[int, ...], found: Iterable[tuple[int, int]]) -> Iterable[Span]:
         """Spans by kind: a tool section goes on to the end of its reply."""

@@ -6,6 +6,7 @@ As much is rendered as mixing can use of each part, by hash order. The artifact 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import math
 import time
@@ -18,7 +19,7 @@ from synthgen.client.control import Control, Fingerprint, api_key
 from synthgen.client.launch import Served, rendering, served
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import console, waiting
-from synthgen.corpus.files import directory_written_aside
+from synthgen.corpus.files import directory_written_aside, require_free_disk
 from synthgen.corpus.journal import read_journal
 from synthgen.corpus.manifest import (
     Manifest,
@@ -35,9 +36,10 @@ from synthgen.corpus.sections import MixPart
 from synthgen.corpus.settings import save_config
 from synthgen.corpus.token_ids import decode_ids
 from synthgen.errors import ArtifactError, ServerMismatch, ServerUnreachable
+from synthgen.generate.transcript import printable
 from synthgen.render.parts import Filler, KeptAway, RenderedPart
 from synthgen.render.renderer import Template, read_template
-from synthgen.seeds.selection import STREAM, source_digests
+from synthgen.seeds.selection import STREAM, source_digests, source_files
 from synthgen.sources.draw import Source
 
 ROWS_FILE = "rows.jsonl"
@@ -45,6 +47,8 @@ ON_THE_HUB = "on the hub"
 """In place of a digest: the name says which revision, if it pins one."""
 SPARE = 1.1
 """A tenth more is rendered than mixing is expected to take."""
+ROW_BYTES_PER_TOKEN = 32
+"""Of a supervised token: its id, its text, and as much of the prompt."""
 STOPPED_REPLIES = 100
 """Replies of the corpus that are asked how they ended."""
 
@@ -53,8 +57,8 @@ def render(config: RunConfig) -> Manifest | None:
     """Render what the mix can use of its parts with replies, unless it is there; None when there are none.
 
     Raises InputError for a broken source and ArtifactError for a corpus that isn't whole before a server is
-    started, ArtifactError when the corpus' server isn't this one, ServerError when the server isn't there.
-    Nothing is written then.
+    started, as DiskError for a disk that is too small; ArtifactError when the corpus' server isn't this one,
+    ServerError when the server isn't there. Nothing is written then.
     """
     if not config.mix.replies:
         return None
@@ -63,11 +67,12 @@ def render(config: RunConfig) -> Manifest | None:
     before = read_manifest(config.rendered_path)
     same = before is not None and (before.settings, before.inputs) == (settings, inputs)
     if before is not None and same and STREAM not in inputs.values():
-        console.print(f"render: nothing to do for {config.rendered_path}", soft_wrap=True)
+        console.print(f"render: nothing to do for {_said(config.rendered_path)}", soft_wrap=True)
         return before
     started = time.monotonic()
     kept_away = KeptAway(config)
     parts = [_survey(config, part, corpus) for part in config.mix.replies]
+    require_free_disk(config.run_path, sum(_most_bytes(part) for part in parts), "the rendered rows")
     with served(config, rendering(config)) as servers, directory_written_aside(config.rendered_path) as aside:
         fingerprint, template = _examine(config, servers, corpus)
         sent = time.monotonic()
@@ -137,10 +142,10 @@ def needed(config: RunConfig, part: MixPart, corpus: Manifest) -> int | None:
 
 def _survey(config: RunConfig, part: MixPart, corpus: Manifest) -> RenderedPart:
     source = Source(part.replies or "", config.prompts.on_bad_row, config.seed)
-    with waiting(f"reading {part.replies}"):
+    with waiting(f"reading {_said(part.replies)}"):
         survey = source.survey()
     if survey.note:
-        console.print(escape(survey.note), soft_wrap=True)
+        console.print(_said(survey.note), soft_wrap=True)
     return RenderedPart(
         name=part.name,
         source=source,
@@ -150,13 +155,30 @@ def _survey(config: RunConfig, part: MixPart, corpus: Manifest) -> RenderedPart:
     )
 
 
+def _most_bytes(part: RenderedPart) -> int:
+    """About what a part's rows take: as its source does, or the share of it that is needed."""
+    size = sum(file.stat().st_size for file in source_files(part.source.name) or ())
+    if part.needed is None:
+        return size
+    if part.counts_rows:
+        return size * part.needed // max(part.needed, part.survey.count)
+    return min(size, part.needed * ROW_BYTES_PER_TOKEN)
+
+
+def _said(what: object) -> str:
+    """Names and data as they may be printed: without markup and control characters."""
+    return escape(printable(str(what)))
+
+
 def _examine(config: RunConfig, servers: Served, corpus: Manifest) -> tuple[Fingerprint, Template]:
     control = Control(servers.base_urls[0], api_key(config.server.api_key_env))
     fingerprint = control.fingerprint(config.verifier.served_name)
     require_same_ids(config, corpus, fingerprint)
     template = read_template(control, config)
     _require_same_end(config, template)
-    return fingerprint, template
+    special = template.markers.special | corpus.figures.get("special_tokens", {})
+    markers = dataclasses.replace(template.markers, special=special)
+    return fingerprint, dataclasses.replace(template, markers=markers)
 
 
 def require_same_ids(config: RunConfig, corpus: Manifest, found: Fingerprint) -> None:

@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from synthgen.generate.transcript import printable
+
 WIDTH = 100
 
 
@@ -22,13 +24,13 @@ def print_rendered(figures: dict[str, Any]) -> None:
         counts = (part["rows"], part["supervised_tokens"], part["needed"], part["read"], part["left_out"])
         dropped = sum(part["drops"].values())
         cells = ("all" if c is None else f"{c:,}" for c in (*counts, part["considered"], dropped))
-        table.add_row(Text(name), *cells)
+        table.add_row(_shown(name), *cells)
     out.print(table)
     for name, part in figures["parts"].items():
         for reason, count in part["drops"].items():
-            out.print(Text(f"{name}: {count:,} {reason}"))
+            out.print(_shown(f"{name}: {count:,} {reason}"))
         for example in part["examples"]:
-            out.print(Text(f"  {example}"), overflow="ellipsis", no_wrap=True)
+            out.print(_shown(f"  {example}"), overflow="ellipsis", no_wrap=True)
 
 
 def print_audit(figures: dict[str, Any]) -> None:
@@ -48,18 +50,20 @@ def print_audit(figures: dict[str, Any]) -> None:
     table.add_row("where it is", ", ".join(f"{count:,} {name}" for name, count in figures["where"].items()))
     out.print(table)
     for example in figures["examples"]:
-        out.print(Text(f"\n{example['trace']}, token {example['token']}, {example['where']}", style="bold"))
+        out.print()
+        out.print(_shown(f"{example['trace']}, token {example['token']}, {example['where']}", style="bold"))
         for name in ("sampled", "again"):
             out.print(
-                Text(f"  {name:>7}  {'|'.join(map(_shown, example[name]))}"),
+                _shown(f"  {name:>7}  {'|'.join(example[name])}"),
                 overflow="ellipsis",
                 no_wrap=True,
             )
             out.print(Text(f"           {example[f'{name}_ids']}"))
 
 
-def _shown(text: str) -> str:
-    return text.replace("\n", "\\n")
+def _shown(text: str, style: str = "") -> Text:
+    """`text` on one line, without markup and control characters."""
+    return Text(printable(text).replace("\n", "\\n").replace("\t", "\\t"), style=style)
 
 
 def _out() -> Console:

@@ -19,7 +19,7 @@ from synthgen.corpus.manifest import Manifest, read_manifest
 from synthgen.corpus.records import Message, SeedPrompt, prompt_key, seed_id
 from synthgen.corpus.samples import DatasetRow, Origin, SpanKind
 from synthgen.corpus.settings import load_config, save_config
-from synthgen.errors import ArtifactError, InputError, ServerMismatch, ServerUnreachable
+from synthgen.errors import ArtifactError, DiskError, InputError, ServerMismatch, ServerUnreachable
 from synthgen.generate.stage import generate
 from synthgen.render.stage import ROWS_FILE, inputs_of, render, settings_of
 from tests import templates
@@ -119,6 +119,36 @@ def test_a_tool_call_is_a_span_of_its_kind(corpus: RunConfig, tmp_path: Path) ->
     assert supervised(row) == ["Look:", "<|tool_calls_section_begin|>{}<|im_end|>"]
     assert [span.kind for span in row.spans] == [SpanKind.RESPONSE, SpanKind.TOOL]
     assert row.tool_calls[0].function.arguments == "{}"
+
+
+def test_a_special_token_inside_a_reply_is_dropped_wherever_it_comes_from(
+    corpus: RunConfig, server: ScriptedServer, tmp_path: Path
+) -> None:
+    """Here from a call's arguments, whose text isn't looked at. The corpus knows names that the server no
+    longer tells.
+    """
+    server.names_tokens = False
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"{arguments}?"},
+                {
+                    "role": "assistant",
+                    "content": "Look:",
+                    "tool_calls": [
+                        {"id": "f:0", "type": "function", "function": {"name": "f", "arguments": arguments}}
+                    ],
+                },
+            ]
+        }
+        for arguments in ('{"a": "<|im_user|>"}', '{"a": "b"}')
+    ]
+    config = with_replies(corpus, tmp_path / "chat.jsonl", rows)
+    found = figures(render(config))
+    assert (found["rows"], found["drops"]) == (1, {"special_tokens": 1})
+    assert "among a reply's ids is that of '<|im_user|>'" in found["examples"][0]
+    (row,) = rows_of(config)
+    assert supervised(row) == ["Look:", '<|tool_calls_section_begin|>{"a": "b"}<|im_end|>']
 
 
 def test_what_a_template_writes_after_the_end_of_turn_is_no_part_of_a_row(
@@ -243,6 +273,21 @@ def test_near_duplicates_of_what_is_kept_for_evaluation_are_no_rows(
     assert (found["rows"], found["drops"]) == (1, {"heldout": 1, "near_excluded": 1})
     values["prompts"]["near_duplicates"] = None
     assert figures(render(msgspec.convert(values, RunConfig)))["rows"] == 3
+
+
+def test_a_disk_that_is_too_small_is_refused_before_the_server_is_asked(
+    corpus: RunConfig, server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """48 tokens and a tenth are needed of a long source, of a short one its size."""
+    config = with_replies(corpus, tmp_path / "rows.jsonl", [qa(f"r{i}", "A.") for i in range(1000)])
+    short = with_replies(corpus, tmp_path / "short.jsonl", [qa("q", "A.")])
+    before = server.tokenized
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 0, 10))
+    with pytest.raises(DiskError, match=r"the rendered rows need 1\.7 KiB and a tenth to spare"):
+        render(config)
+    with pytest.raises(DiskError, match=r"the rendered rows need 34 B and a tenth to spare"):
+        render(short)
+    assert server.tokenized == before
 
 
 def test_a_corpus_that_lost_its_held_out_prompts_is_refused_before_the_server_is_asked(
@@ -447,6 +492,26 @@ def test_a_broken_source_is_refused_before_the_server_is_asked(
     with pytest.raises(InputError, match=r"rows\.jsonl:2:1: no reply"):
         render(msgspec.convert(values, RunConfig))
     assert server.tokenized == before
+
+
+def test_no_escape_sequence_or_markup_of_data_reaches_the_terminal(corpus: RunConfig, tmp_path: Path) -> None:
+    """Of part names, examples and paths; what looks like markup is shown as it is."""
+    values = msgspec.to_builtins(with_replies(corpus, tmp_path / "rows.jsonl", [qa("q", "A.")]))
+    rows = tmp_path / "[bold]rows.jsonl"
+    rows.write_text(json.dumps(qa("q", "A.")) + "\n" + json.dumps(qa("p", "<|\x1b[31m|>")) + "\n")
+    other = values["mix"]["parts"][1] | {"name": "[red]\x1b[2J", "replies": str(rows)}
+    values["mix"]["parts"] = [values["mix"]["parts"][0], other]
+    values["run_dir"] = str(corpus.run_path.rename(tmp_path / "[bold]run"))
+    save_config(msgspec.convert(values, RunConfig), tmp_path / "with.yaml")
+    for _ in range(2):
+        done = CliRunner().invoke(app, ["render", str(tmp_path / "with.yaml")])
+        assert done.exit_code == 0, done.output
+        assert "\x1b" not in done.output
+        assert "[red]␛[2J: 1 special_tokens" in done.stdout
+        assert "special_tokens: " in done.stdout
+        assert f"rows are in {tmp_path}/[bold]run/rendered/rows.jsonl" in done.stderr
+    assert "nothing to do for" in done.stderr
+    assert "[bold]run" in done.stderr.splitlines()[0]
 
 
 def test_the_command_prints_parts_or_one_object(corpus: RunConfig, tmp_path: Path) -> None:
