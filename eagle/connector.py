@@ -249,8 +249,11 @@ def write_states(
     if copied is not None:
         copied.synchronize()
     aside = path.with_suffix(".tmp")
-    save_tensors({"token_ids": torch.tensor(token_ids), "states": states}, aside)
-    aside.replace(path)
+    try:
+        save_tensors({"token_ids": torch.tensor(token_ids), "states": states}, aside)
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def _report(future: Future[None]) -> None:
