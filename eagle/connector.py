@@ -33,7 +33,7 @@ from vllm.v1.sample import rejection_sampler
 from vllm.v1.spec_decode.extract_hidden_states import ExtractHiddenStatesProposer
 
 from eagle.bounded_writer import BoundedWriter
-from eagle.no_drafts import sampled_plainly, without_drafts
+from eagle.no_drafts import skip_drafts
 from eagle.sampling_guard import mend
 from eagle.tensors import save_tensors
 
@@ -88,9 +88,7 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._writer = BoundedWriter(WRITER_THREADS, MAX_UNWRITTEN_BYTES)
         self._stream: torch.cuda.Stream | None = None
         self._spool.mkdir(parents=True, exist_ok=True)
-        ExtractHiddenStatesProposer.propose = without_drafts(ExtractHiddenStatesProposer.propose)
-        sampler = rejection_sampler.RejectionSampler
-        sampler.forward = sampled_plainly(sampler.forward)
+        skip_drafts(ExtractHiddenStatesProposer, rejection_sampler.RejectionSampler)
         if vllm_config.device_config.device_type == "cpu" and mend(rejection_sampler):
             logger.warning("replaced vLLM's expand_batch_to_tokens, which is wrong on the CPU (vllm#55005)")
 
@@ -249,8 +247,11 @@ def write_states(
     if copied is not None:
         copied.synchronize()
     aside = path.with_suffix(".tmp")
-    save_tensors({"token_ids": torch.tensor(token_ids), "states": states}, aside)
-    aside.replace(path)
+    try:
+        save_tensors({"token_ids": torch.tensor(token_ids), "states": states}, aside)
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def _report(future: Future[None]) -> None:

@@ -10,13 +10,49 @@ without drafts is sampled as without speculation.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from synthgen.errors import ServerStartError
+
+TESTED_VLLM = "0.32"
+PROPOSE = (
+    "self",
+    "num_speculative_tokens",
+    "sampled_token_ids",
+    "target_hidden_states",
+    "common_attn_metadata",
+    "slot_mappings",
+)
+FORWARD = ("self", "metadata", "draft_probs", "logits", "sampling_metadata")
 Propose = Callable[..., torch.Tensor]
 Forward = Callable[..., Any]
+
+
+def skip_drafts(proposer: Any, sampler: Any) -> None:
+    """Put both functions below into vLLM's classes; a second call changes nothing.
+
+    Raises ServerStartError, before anything is changed, when a function isn't the one that was tested.
+    """
+    if proposer.propose.__module__ == __name__:
+        return
+    _require(proposer.propose, PROPOSE)
+    _require(sampler.forward, FORWARD)
+    proposer.propose = without_drafts(proposer.propose)
+    sampler.forward = sampled_plainly(sampler.forward)
+
+
+def _require(function: Callable[..., Any], expected: tuple[str, ...]) -> None:
+    found = tuple(inspect.signature(function).parameters)
+    if found != expected:
+        raise ServerStartError(
+            f"{function.__module__}.{function.__qualname__} takes ({', '.join(found)}), expected "
+            f"({', '.join(expected)}): this vLLM is not one the connector was tested with ({TESTED_VLLM}): "
+            f"install a tested version"
+        )
 
 
 def without_drafts(propose: Propose) -> Propose:

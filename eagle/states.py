@@ -25,9 +25,9 @@ class Rows:
 
     @classmethod
     def of(cls, states: torch.Tensor, states_dtype: str) -> Rows:
-        """States as they are stored in that dtype."""
+        """States as they are stored in that dtype; those that are bfloat16 already are not copied."""
         if states_dtype == "bfloat16":
-            return cls(states)
+            return cls(states.to(torch.bfloat16))
         values_RH, scales_R = quantize(states.reshape(-1, states.shape[-1]))
         return cls(values_RH.view(states.shape), scales_R.view(states.shape[:-1]))
 

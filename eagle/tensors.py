@@ -12,6 +12,17 @@ from safetensors.torch import save_file
 from synthgen.errors import DiskError
 
 
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+UMASK = _umask()
+"""The process' own, read once: to read it is to set it, and files that other threads make meanwhile are
+open to everybody."""
+
+
 def save_tensors(
     tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str] | None = None
 ) -> None:
@@ -25,6 +36,4 @@ def save_tensors(
         raise DiskError(
             f"{path} can't be written: {error}. What was finished is kept: free some space"
         ) from error
-    mask = os.umask(0)
-    os.umask(mask)
-    path.chmod(0o666 & ~mask)
+    path.chmod(0o666 & ~UMASK)

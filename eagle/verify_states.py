@@ -32,8 +32,12 @@ from synthgen.corpus.samples import DatasetRow, Sample, read_samples
 from synthgen.corpus.verifier_config import read_shape
 from synthgen.errors import ArtifactError
 
-PROBE_AGREEMENT = 0.995
-"""Part of the probed tokens on which state and server must agree."""
+PROBE_AGREEMENT = {"bfloat16": 0.995, "float8_e4m3fn": 0.97}
+"""Part of the probed tokens on which state and server must agree, by how states are stored.
+
+Two tokens that are nearly as likely change places in fp8; how often depends on the model, so its figure is
+to be measured on the one at hand.
+"""
 TAP_ERROR = {"bfloat16": 0.02, "float8_e4m3fn": 0.05}
 """Largest median relative error of a tap against the reference, by how it is stored."""
 LOGITS_AT_ONCE = 1 << 22
@@ -91,7 +95,7 @@ def verify_states(config: RunConfig, checks: Checks) -> StatesReport:
     samples = {s.id: s for s in read_samples(config.train_path, config.extract.max_seq_tokens)}
     problems: list[str] = []
     entries = read_index(config.states_path)
-    picked = _spread(sorted(samples), checks.samples)
+    picked = spread(sorted(samples), checks.samples)
     close: list[SampleStates] = []
     found: set[str] = set()
     with bar("verify", len(entries)) as progress:
@@ -107,7 +111,9 @@ def verify_states(config: RunConfig, checks: Checks) -> StatesReport:
     problems += _normed(close, _weights(config))
     probe = _probe(config, close, checks.live)
     taps = _tap_errors(config, close) if checks.reference else ()
-    problems += [*_probe_problems(probe), *_tap_problems(taps, TAP_ERROR[config.extract.states_dtype])]
+    stored = config.extract.states_dtype
+    problems += _probe_problems(probe, PROBE_AGREEMENT[stored])
+    problems += _tap_problems(taps, TAP_ERROR[stored])
     return StatesReport(
         shards=len(entries),
         samples=len(found),
@@ -118,9 +124,10 @@ def verify_states(config: RunConfig, checks: Checks) -> StatesReport:
     )
 
 
-def _spread(ids: list[str], count: int) -> set[str]:
+def spread(ids: list[str], count: int) -> set[str]:
     """`count` of the ids, evenly."""
-    return set(ids[:: max(1, len(ids) // count)][:count]) if count else set()
+    count = min(count, len(ids))
+    return {ids[i * len(ids) // count] for i in range(count)}
 
 
 def _sound(config: RunConfig, entry: ShardEntry, problems: list[str]) -> Iterator[SampleStates]:
@@ -148,11 +155,11 @@ def _normed(close: list[SampleStates], weights: VerifierWeights) -> Iterator[str
         yield "final states: are after the verifier's final norm; they must be taken before it"
 
 
-def _probe_problems(probe: Probe | None) -> Iterator[str]:
-    if probe is not None and probe.agreement < PROBE_AGREEMENT:
+def _probe_problems(probe: Probe | None, least: float) -> Iterator[str]:
+    if probe is not None and probe.agreement < least:
         yield (
             f"final states: only {probe.agreement:.2%} of {probe.tokens:,} most likely next tokens are those "
-            f"of the {probe.against}, expected {PROBE_AGREEMENT:.1%}: they are shifted, or of another layer"
+            f"of the {probe.against}, expected {least:.1%}: they are shifted, or of another layer"
         )
 
 

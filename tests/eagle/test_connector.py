@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
+
+from synthgen.errors import DiskError
 
 connector = pytest.importorskip("eagle.connector", reason="needs vLLM")
 
@@ -49,3 +52,18 @@ def test_the_group_of_the_states_is_found_or_refused() -> None:
     assert connector.states_group(SimpleNamespace(kv_cache_groups=groups[:1])) == 0
     with pytest.raises(ValueError, match="can't tell which of 2"):
         connector.states_group(SimpleNamespace(kv_cache_groups=groups[:1] * 2))
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    """Neither a rename that fails nor a disk without room; the error is passed on."""
+    (tmp_path / "a.safetensors").mkdir()
+    with pytest.raises(IsADirectoryError):
+        connector.write_states(tmp_path / "a.safetensors", [4, 5], torch.ones(2, 4, 3), None)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+    try:
+        with pytest.raises(DiskError, match="File too large"):
+            connector.write_states(tmp_path / "b.safetensors", [4, 5], torch.ones(2, 4, 1 << 16), None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]

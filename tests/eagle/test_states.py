@@ -60,6 +60,16 @@ def test_bfloat16_is_stored_as_it_came_and_read_without_a_copy() -> None:
     assert torch.equal(found.final.read(), states_T4H[:, 3])
 
 
+def test_states_of_a_float32_server_are_rounded_to_bfloat16() -> None:
+    """To the nearest of 8 significant bits, aux and final alike."""
+    states_T4H = torch.full((8, 4, 2), 1.0)
+    states_T4H[..., 1] = 257.5
+    found = captured(states_T4H)
+    assert found.aux.values.dtype == found.final.values.dtype == torch.bfloat16
+    assert found.aux.read().tolist() == [[[1.0, 258.0]] * 3] * 8
+    assert found.final.read().tolist() == [[1.0, 258.0]] * 8
+
+
 def test_fp8_takes_half_the_bytes_and_keeps_every_state_close() -> None:
     """Median relative error per token and tap of about 2.5 %."""
     states_T4H = torch.randn(8, 4, 256, generator=torch.Generator().manual_seed(0)).bfloat16()

@@ -14,7 +14,7 @@ from eagle.__main__ import app
 from eagle.shards import read_all, read_index, write_shard
 from eagle.states import Rows, SampleStates
 from eagle.verifier import read_weights
-from eagle.verify_states import Checks, verify_states
+from eagle.verify_states import Checks, spread, verify_states
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.settings import save_config
 from tests.eagle.tiny import tiny_config, write_run
@@ -58,6 +58,28 @@ def test_a_sound_set_has_no_problems(run: RunConfig) -> None:
     assert (report.shards, report.samples) == (12, 12)
     assert report.probe is not None
     assert (report.probe.against, report.probe.samples, report.probe.agreement) == ("greedy replies", 8, 1.0)
+
+
+def test_what_is_looked_at_is_spread_over_the_whole_dataset() -> None:
+    """Sixteen of 31 ids reach from the first to the last but one; no more than there are."""
+    ids = [f"{number:02}" for number in range(31)]
+    picked = sorted(map(int, spread(ids, 16)))
+    assert picked == [0, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29]
+    assert spread(ids[:2], 16) == {"00", "01"}
+    assert spread([], 16) == spread(ids, 0) == set()
+
+
+def test_a_sound_set_in_fp8_has_no_problems_either(tmp_path: Path) -> None:
+    """The most likely token is still the one that was sampled; shifted ones are still caught."""
+    config = tiny_config(tmp_path, extract__states_dtype="float8_e4m3fn")
+    write_run(config)
+    assert next(read_all(config.states_path)).final.scales is not None
+    report = verify_states(config, OFFLINE)
+    assert report.problems == ()
+    assert report.probe is not None
+    assert report.probe.agreement == 1.0
+    rewritten(config, lambda states: with_final(states, states.final.read().roll(1, 0)))
+    assert "expected 97.0%: they are shifted" in verify_states(config, OFFLINE).problems[0]
 
 
 def test_final_states_shifted_by_one_are_caught(run: RunConfig) -> None:

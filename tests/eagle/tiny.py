@@ -155,7 +155,10 @@ def write_states(config: RunConfig, traces: list[Trace]) -> None:
     for one in traces:
         sample = sample_of(one).cut(config.extract.max_seq_tokens)
         states = SampleStates.captured(
-            sample.id, torch.tensor(sample.token_ids), counting_states(sample.token_ids)
+            sample.id,
+            torch.tensor(sample.token_ids),
+            counting_states(sample.token_ids),
+            states_dtype=config.extract.states_dtype,
         )
         write_shard(config.states_path, [states])
     taps = TapPoints(aux=config.extract.aux_layers, num_layers=LAYERS)
