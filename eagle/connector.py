@@ -4,7 +4,8 @@ vLLM's `extract_hidden_states` method keeps the states of every token in a cache
 request that asked for them ends, its blocks are held until they are copied; then they are written
 to one file in the spool directory, aside and renamed, so that a file is complete or absent. A request
 asks with `kv_transfer_params: {"states": "prompt"}`, or `"all"` for prompt and output less the last
-token, which no forward pass has seen. The reply names the file: `{"states_file": …}`.
+token, which no forward pass has seen; `"most": n` keeps the first n tokens. The reply names the file:
+`{"states_file": …}`.
 
 Written against vLLM's public connector interface; tested with 0.32, on the CPU. Only tensor-parallel
 rank 0 writes: the states are the same on every rank.
@@ -108,10 +109,13 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Hold a request's blocks if it asked for states and was not aborted."""
-        wanted = (request.kv_transfer_params or {}).get("states")
+        asked = request.kv_transfer_params or {}
+        wanted, most = asked.get("states"), asked.get("most")
         if wanted not in ("prompt", "all") or request.status is RequestStatus.FINISHED_ABORTED:
             return False, None
         ids = list(request.all_token_ids)[:-1] if wanted == "all" else list(request.prompt_token_ids)
+        if isinstance(most, int) and most > 0:  # a client's word: anything else must not end the server
+            ids = ids[:most]
         if request.num_computed_tokens < len(ids):  # it ended before its last token was computed
             return False, None
         self._pending.append(
