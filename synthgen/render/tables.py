@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from synthgen.corpus.console import tables
 from synthgen.generate.transcript import printable
-
-WIDTH = 100
 
 
 def print_rendered(figures: dict[str, Any]) -> None:
     """One line a part, then why conversations were dropped."""
-    out = _out()
+    out = tables()
     table = Table(title="replies of others", title_justify="left")
     table.add_column("part", overflow="fold")
     for name in ("rows", "supervised tokens", "needed", "read", "left out", "considered", "dropped"):
@@ -35,7 +33,7 @@ def print_rendered(figures: dict[str, Any]) -> None:
 
 def print_audit(figures: dict[str, Any]) -> None:
     """The shares, where replies part, and examples with their tokens."""
-    out = _out()
+    out = tables()
     table = Table(title="texts made tokens again", title_justify="left")
     table.add_column("what", no_wrap=True)
     table.add_column("found")
@@ -64,8 +62,3 @@ def print_audit(figures: dict[str, Any]) -> None:
 def _shown(text: str, style: str = "") -> Text:
     """`text` on one line, without markup and control characters."""
     return Text(printable(text).replace("\n", "\\n").replace("\t", "\\t"), style=style)
-
-
-def _out() -> Console:
-    terminal = Console()
-    return Console(width=min(terminal.width, WIDTH) if terminal.is_terminal else WIDTH, highlight=False)
