@@ -113,5 +113,6 @@ def write_dataset(
             there = parts.setdefault(one.part, {}).setdefault(split, {"rows": 0, "tokens": 0})
             there["rows"] += 1
             there["tokens"] += len(one.token_ids)
-    manifest = manifest_of("mix", settings={}, inputs={}, figures={"parts": parts}, seconds=0.0)
+    figures = {"rows": len(train), "heldout_rows": len(heldout), "parts": parts}
+    manifest = manifest_of("mix", settings={}, inputs={}, figures=figures, seconds=0.0)
     write_manifest(config.dataset_path, manifest)
