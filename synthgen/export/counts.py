@@ -62,6 +62,11 @@ class Counts:
     servers: Counter[str] = field(default_factory=Counter)
     left_out: Counter[LeftOut] = field(default_factory=Counter)
 
+    @property
+    def read(self) -> int:
+        """Rows of the dataset so far, with those that were left out."""
+        return self.total.rows + self.left_out.total()
+
     def add(self, split: str, row: DatasetRow) -> None:
         """Count a row that is written to `split`."""
         self.total.add(row)

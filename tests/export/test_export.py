@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -308,6 +309,62 @@ def test_an_export_that_fits_is_left_alone_and_one_of_an_older_dataset_made_anew
     (done,) = export(config, (Format.OPENAI, Format.OPENAI))
     assert done.made
     assert done.manifest.figures["rows"] == {"train": 2, "validation": 1}
+
+
+@pytest.mark.parametrize("lost", ["train-00000.parquet", "validation-00000.parquet"])
+def test_an_export_without_its_data_is_made_anew(config: RunConfig, lost: str) -> None:
+    """Its manifest alone says nothing of what is there."""
+    (done,) = export(config, (Format.PARQUET,))
+    (done.path / "data" / lost).unlink()
+    assert [one.made for one in export(config, (Format.PARQUET,))] == [True]
+    assert (done.path / "data" / lost).exists()
+    shutil.rmtree(done.path / "data")
+    assert [one.made for one in export(config, (Format.PARQUET,))] == [True]
+
+
+def test_another_verifier_or_server_makes_the_card_anew(
+    config: RunConfig, demo_values: dict[str, Any], write_config: Any
+) -> None:
+    """It names both; a corpus that was removed since takes nothing from it."""
+    export(config, (Format.OPENAI,))
+    figures = {"server": {"engine": "vllm 1"}}
+    manifest = manifest_of("generate", settings={}, inputs={}, figures=figures, seconds=0)
+    config.corpus_path.mkdir(parents=True)
+    write_manifest(config.corpus_path, manifest)
+    assert [one.made for one in export(config, (Format.OPENAI,))] == [True]
+    shutil.rmtree(config.corpus_path)
+    (kept,) = export(config, (Format.OPENAI,))
+    assert not kept.made
+    assert "vllm 1" in (kept.path / "README.md").read_text()
+    demo_values["verifier"]["model"] = "someone/another"
+    (done,) = export(load_config(write_config(demo_values)), (Format.OPENAI,))
+    assert done.made
+    assert "**someone/another**" in (done.path / "README.md").read_text()
+
+
+@pytest.mark.parametrize(("name", "have", "says"), [("train", 5, 6), ("heldout", 0, 1)])
+def test_rows_that_a_dataset_has_lost_are_told_and_nothing_is_written(
+    config: RunConfig, name: str, have: int, says: int
+) -> None:
+    """A torn file reads as a shorter one."""
+    path = config.dataset_path / f"{name}.jsonl"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(
+        ArtifactError,
+        match=rf"{name}\.jsonl has {have} rows, the dataset's manifest says {says}: remove .*dataset and run "
+        "`synthgen mix CONFIG` again",
+    ):
+        export(config, (Format.OPENAI,))
+    assert list(config.exports_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["train", "heldout"])
+def test_a_dataset_without_one_of_its_files_is_refused(config: RunConfig, name: str) -> None:
+    """Also by an export that was made of it while it was there."""
+    export(config, (Format.OPENAI,))
+    (config.dataset_path / f"{name}.jsonl").unlink()
+    with pytest.raises(ArtifactError, match=rf"{name}\.jsonl is missing: remove .*dataset and run"):
+        export(config, (Format.OPENAI,))
 
 
 def test_a_dataset_that_gives_no_row_leaves_nothing_behind(config: RunConfig) -> None:
