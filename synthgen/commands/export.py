@@ -27,7 +27,11 @@ def export(
     ] = [Format.PARQUET],  # noqa: B006
     push_to_hub: Annotated[
         str | None,
-        typer.Option(metavar="OWNER/NAME", help="Upload the export to this dataset repository of the hub."),
+        typer.Option(
+            metavar="OWNER/NAME",
+            help="Upload the export to this dataset repository of the hub. In one that is there already, all "
+            "files of data/ that the export doesn't have are deleted, and its README.md is replaced.",
+        ),
     ] = None,
     private: Annotated[
         bool, typer.Option("--private/--public", help="Of a repository that this makes.")

@@ -10,9 +10,11 @@ import yaml
 
 from synthgen import __version__
 from synthgen.corpus.config import RunConfig
+from synthgen.corpus.samples import Origin
 from synthgen.export.counts import Count, Counts
 from synthgen.export.formats import Format, Layout
 from synthgen.export.rows import LeftOut
+from synthgen.generate.transcript import printable
 
 TAGS = ("synthetic", "reasoning", "speculative-decoding", "eagle-3")
 SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
@@ -20,7 +22,13 @@ LARGEST = "1M<n<10M"
 WHY = {
     LeftOut.TRUNCATED: "cut by their budget",
     LeftOut.UNANSWERED: "without an answer after the thinking",
+    LeftOut.UNSPLIT: "whose thinking the server left in the response, having no reasoning parser",
     LeftOut.UNPARSED: "with tool-call tokens that the server made no tool call of",
+}
+WRITTEN_IDS = {
+    Origin.NATIVE: "Token ids of native rows are those that the server sampled, never re-tokenized text, so "
+    "rows that were cut by their budget are exact prefixes and are kept.",
+    Origin.VERBATIM: "Token ids of verbatim rows are those that the server gives a text.",
 }
 BAR_WIDTH = 40
 MOST_ROWS = 50
@@ -95,17 +103,22 @@ def _about(config: RunConfig, kind: Format, layout: Layout, counts: Counts) -> s
     rows = " and ".join(f"{count.rows:,} {name}" for name, count in counts.splits.items())
     total = counts.total
     what = (
-        f"{rows} rows with {total.tokens:,} tokens, {total.supervised_tokens:,} of them supervised: replies "
-        f"of **{verifier_name(config)}**, made to train a draft model for speculative decoding "
-        f"(EAGLE-3)."
+        f"{rows} rows with {total.tokens:,} tokens, {total.supervised_tokens:,} of them supervised: "
+        f"{_written_by(config, counts)}, to train a draft model for speculative decoding (EAGLE-3)."
     )
     ids = (
-        "Token ids are the server's own, never re-tokenized text, so rows that were cut by their budget are "
-        "exact prefixes and are kept."
+        " ".join(WRITTEN_IDS[origin] for origin in Origin if counts.origins[origin])
         if layout.exact
         else "This format carries text, not the ids that were sampled: tokenized again it may give others."
     )
     return "\n".join((what, "", f"Format: `{kind}`. {ids}", *_left_out(counts), ""))
+
+
+def _written_by(config: RunConfig, counts: Counts) -> str:
+    """Whose replies the rows have, by their origin."""
+    who = {Origin.NATIVE: f"by **{verifier_name(config)}**", Origin.VERBATIM: "by others"}
+    told = (f"{counts.origins[one]:,} {who[one]} ({one})" for one in Origin if counts.origins[one])
+    return f"replies {' and '.join(told)}"
 
 
 def _left_out(counts: Counts) -> Iterable[str]:
@@ -131,8 +144,8 @@ def _generation(config: RunConfig, counts: Counts, server: dict[str, Any] | None
     lines = [
         "## How it was made",
         "",
-        f"Generated with synthgen {__version__} from a running server; replies that others wrote have the "
-        f"ids that the verifier's server gives them (origin `verbatim`).",
+        f"Made with synthgen {__version__} and a running server of the verifier: it sampled the native "
+        f"rows' replies, and tokenized those that others wrote.",
         "",
         *_table(("", ""), [*verifier, *told, ("server fingerprints", digests)]),
         "",
@@ -246,4 +259,9 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     if not rows:
         return ["none"]
     cells = (heads, ["---"] * len(heads), *rows)
-    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in cells]
+    return ["| " + " | ".join(map(_cell, row)) + " |" for row in cells]
+
+
+def _cell(text: str) -> str:
+    """`text` on one line of a table, whatever a source is called."""
+    return " ".join(printable(text).split()).replace("|", "\\|")

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from synthgen.corpus.records import Sampling
-from synthgen.corpus.samples import DatasetRow
+from synthgen.corpus.samples import DatasetRow, Origin
 from synthgen.export.rows import LeftOut
 
 SHORTEST_BIN_TOKENS = 256
@@ -50,6 +50,8 @@ class Counts:
     """By part and split."""
     sources: dict[tuple[str, str], Count] = field(default_factory=dict)
     """By source and origin."""
+    origins: Counter[Origin] = field(default_factory=Counter)
+    """Rows by who wrote their replies."""
     with_thinking: int = 0
     """Rows that have thinking tokens."""
     truncated: Counter[str] = field(default_factory=Counter)
@@ -60,12 +62,18 @@ class Counts:
     servers: Counter[str] = field(default_factory=Counter)
     left_out: Counter[LeftOut] = field(default_factory=Counter)
 
+    @property
+    def read(self) -> int:
+        """Rows of the dataset so far, with those that were left out."""
+        return self.total.rows + self.left_out.total()
+
     def add(self, split: str, row: DatasetRow) -> None:
         """Count a row that is written to `split`."""
         self.total.add(row)
         self.splits.setdefault(split, Count()).add(row)
         self.parts.setdefault((row.part, split), Count()).add(row)
         self.sources.setdefault((row.source, row.origin), Count()).add(row)
+        self.origins[row.origin] += 1
         self.with_thinking += any(span.kind == "thinking" for span in row.spans)
         self.lengths[_bin(len(row.token_ids))] += 1
         self.servers[row.server] += 1

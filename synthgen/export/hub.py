@@ -50,6 +50,7 @@ def open_hub(repo: str, *, private: bool) -> Hub:
 def push(target: Hub, directory: Path, title: str) -> str:
     """Upload an export, all but its run.yaml, in one commit; return the address of the repository.
 
+    What a repository that was there has in data/ and the export hasn't is deleted by that commit.
     Raises ServerError when the hub refuses or is gone; the export stays as it is.
     """
     hub = _huggingface_hub(target.repo)

@@ -17,20 +17,34 @@ class LeftOut(enum.StrEnum):
     TRUNCATED = "truncated"
     """Cut by its budget: as text it would look like a turn that ended there."""
     UNANSWERED = "unanswered"
-    """Neither text nor tool call after the thinking, or thinking that was never closed."""
+    """Neither text nor tool call after the thinking, or thinking that was never closed, which a server may
+    give as the response."""
+    UNSPLIT = "unsplit"
+    """Its thinking stands in the response: the server had no reasoning parser (server.reasoning_parser)."""
     UNPARSED = "unparsed"
     """It has tool-call tokens that the server made no tool call of."""
 
 
 def left_out(row: DatasetRow) -> LeftOut | None:
     """Why text can't carry `row`; None when it can."""
+    kinds = {span.kind for span in row.spans}
     if row.truncated_in is not None:
         return LeftOut.TRUNCATED
+    if kinds == {SpanKind.THINKING} and not row.tool_calls:
+        return LeftOut.UNANSWERED
+    if _is_unsplit(row):
+        return LeftOut.UNSPLIT
     if row.tool_calls:
         return None
-    if any(span.kind is SpanKind.TOOL for span in row.spans):
+    if SpanKind.TOOL in kinds:
         return LeftOut.UNPARSED
     return None if (row.response or "").strip() else LeftOut.UNANSWERED
+
+
+def _is_unsplit(row: DatasetRow) -> bool:
+    """Whether thinking tokens became no `thinking`. A single one closes thinking that says nothing."""
+    tokens = sum(span.end - span.start for span in row.spans if span.kind is SpanKind.THINKING)
+    return row.thinking is None and tokens > 1
 
 
 def loss_mask(row: DatasetRow) -> list[int]:

@@ -16,6 +16,7 @@ from synthgen.corpus.journal import read_journal, segments
 from synthgen.corpus.manifest import (
     Manifest,
     as_json,
+    digest,
     digest_of,
     manifest_of,
     read_manifest,
@@ -25,14 +26,14 @@ from synthgen.corpus.manifest import (
 from synthgen.corpus.samples import DatasetRow
 from synthgen.corpus.settings import save_config
 from synthgen.errors import ArtifactError
-from synthgen.export.card import WHY, card
+from synthgen.export.card import WHY, card, verifier_name
 from synthgen.export.counts import Counts
 from synthgen.export.formats import LAYOUTS, Format, Layout
 from synthgen.export.parquet import require_pyarrow
 from synthgen.export.rows import left_out
 
 STAGE = "export"
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 """Of what this release writes; another one makes exports anew."""
 SLOW_BYTES = 32 << 20
 """A dataset of this size takes seconds to write."""
@@ -52,15 +53,26 @@ class Exported:
 def export(config: RunConfig, kinds: tuple[Format, ...]) -> list[Exported]:
     """Bring the exports of these formats up to the dataset; one that fits is left alone.
 
-    Raises ArtifactError when the dataset isn't complete or gives no rows, ConfigError when pyarrow is needed
+    Raises ArtifactError when the dataset isn't whole or gives no rows, ConfigError when pyarrow is needed
     and missing, DiskError when the disk is too small.
     """
     dataset = require_manifest(config.dataset_path, "synthgen mix CONFIG")
+    _require_journals(config)
     if Format.PARQUET in kinds:
         require_pyarrow()
     wanted = tuple(kind for kind in dict.fromkeys(kinds) if _fitting(config, dataset, kind) is None)
     require_free_disk(config.run_path, _dataset_bytes(config) * len(wanted), "the exports")
     return [_exported(config, dataset, kind) for kind in dict.fromkeys(kinds)]
+
+
+def _require_journals(config: RunConfig) -> None:
+    for path in (config.train_path, config.validation_path):
+        if not path.exists():
+            raise ArtifactError(f"{path} is missing: {_mix_again(config)}")
+
+
+def _mix_again(config: RunConfig) -> str:
+    return f"remove {config.dataset_path} and run `synthgen mix CONFIG` again"
 
 
 def _exported(config: RunConfig, dataset: Manifest, kind: Format) -> Exported:
@@ -75,20 +87,30 @@ def _exported(config: RunConfig, dataset: Manifest, kind: Format) -> Exported:
 
 def _fitting(config: RunConfig, dataset: Manifest, kind: Format) -> Manifest | None:
     """The manifest of an export that was made of this dataset with these settings."""
-    found = read_manifest(config.exports_path / kind)
-    if found is None or not found.complete:
+    path = config.exports_path / kind
+    found = read_manifest(path)
+    if found is None or not found.complete or _bytes_in(path / "data") != found.figures["bytes"]:
         return None
-    fits = found.settings == as_json(_settings(config, kind)) and found.inputs == _inputs(dataset)
-    return found if fits else None
+    settings = as_json(_settings(config, kind))
+    if settings["server"] is None:
+        settings["server"] = found.settings.get("server")  # its card knows what a lost corpus doesn't tell
+    return found if (found.settings, found.inputs) == (settings, _inputs(dataset)) else None
+
+
+def _bytes_in(directory: Path) -> int:
+    files = directory.iterdir() if directory.is_dir() else ()
+    return sum(file.stat().st_size for file in files)
 
 
 def _settings(config: RunConfig, kind: Format) -> dict[str, Any]:
+    server = _server(config)
     return {
         "format": kind,
         "layout_version": LAYOUT_VERSION,
         "export": config.export,
-        "verifier": config.verifier.served_name,
+        "verifier": verifier_name(config),
         "revision": config.verifier.revision,
+        "server": None if server is None else digest(server),
     }
 
 
@@ -102,8 +124,17 @@ def _write(config: RunConfig, dataset: Manifest, kind: Format, directory: Path) 
     data = directory / "data"
     data.mkdir()
     with _shown(config, dataset, kind) as advance:
-        for split, path in (("train", config.train_path), ("validation", config.validation_path)):
+        for split, path, figure in (
+            ("train", config.train_path, "rows"),
+            ("validation", config.validation_path, "heldout_rows"),
+        ):
+            before = counts.read
             layout.write(data, split, _rows(path, split, layout, counts, advance))
+            if counts.read - before != dataset.figures[figure]:
+                raise ArtifactError(
+                    f"{path} has {counts.read - before:,} rows, the dataset's manifest says "
+                    f"{dataset.figures[figure]:,}: {_mix_again(config)}"
+                )
     if not counts.total.rows:
         raise ArtifactError(
             f"{config.dataset_path} has no row that can be written as {kind}: "
@@ -117,7 +148,7 @@ def _write(config: RunConfig, dataset: Manifest, kind: Format, directory: Path) 
         STAGE,
         settings=_settings(config, kind),
         inputs=_inputs(dataset),
-        figures=counts.figures() | {"bytes": sum(file.stat().st_size for file in data.iterdir())},
+        figures=counts.figures() | {"bytes": _bytes_in(data)},
         seconds=time.monotonic() - started,
     )
     write_manifest(directory, manifest)
@@ -144,9 +175,7 @@ def _shown(config: RunConfig, dataset: Manifest, kind: Format) -> Iterator[Calla
     if _dataset_bytes(config) < SLOW_BYTES:
         yield lambda: None
         return
-    parts = dataset.figures.get("parts", {}).values()
-    total = sum(split.get("rows", 0) for part in parts for split in part.values())
-    with bar(f"export {kind}", total) as shown:
+    with bar(f"export {kind}", dataset.figures["rows"] + dataset.figures["heldout_rows"]) as shown:
         yield shown.advance
 
 

@@ -2,7 +2,9 @@
 
 Each conversation has a place in [0, 1) by the hash of its content; a draw is all that have a place up to an
 edge. How far the edge has to go is found by taking the first few and looking at what they gave, so of a
-source of any size only those few are held, and it is read two or three times.
+source of any size only those few are held. It is read once for these, and again each time the edge moves:
+once or twice where the first few gave what the others give; where they give nothing, the edge moves sixteen
+times as far at once, so that a million conversations are read four times in all.
 """
 
 from __future__ import annotations

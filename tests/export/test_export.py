@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,7 @@ from synthgen.export import parquet
 from synthgen.export.formats import Format
 from synthgen.export.stage import export
 from synthgen.sources.prompt_file import PromptFile
-from tests.export.dataset import HELDOUT, TRAIN, row, write_dataset
+from tests.export.dataset import HELDOUT, TRAIN, R, row, spans, write_dataset
 
 datasets: Any = importlib.import_module("datasets")  # has no types
 ROOT = Path(__file__).parents[2]
@@ -136,7 +137,7 @@ def test_a_loader_without_the_card_reads_rows_that_differ_late(
     config: RunConfig, tmp_path: Path, kind: Format
 ) -> None:
     """It guesses the types by the first 10 MB, where no row has thinking, a call or a tool."""
-    long = row(1, thinking=None, response="x" * 400_000)
+    long = row(1, thinking=None, response="x" * 400_000, spans=spans((3, 8, R)))
     late = TRAIN[3]
     write_dataset(config, (*(msgspec.structs.replace(long, id=f"{n:016x}-0") for n in range(40)), late), ())
     (done,) = export(config, (kind,))
@@ -195,7 +196,10 @@ def test_the_card_counts_what_is_written(config: RunConfig) -> None:
     (done,) = export(config, (Format.PARQUET,))
     card = (done.path / "README.md").read_text()
     assert "# Small: a test\n" in card
-    assert "6 train and 1 validation rows with 56 tokens, 35 of them supervised" in card
+    assert (
+        "6 train and 1 validation rows with 56 tokens, 35 of them supervised: replies 6 by **tiny-kimi** "
+        "(native) and 1 by others (verbatim), to train a draft" in card
+    )
     assert "| native | train | 5 | 40 | 14 | 9 | 2 | 71.4% |" in card
     assert "| blend | train | 1 | 8 | 0 | 5 | 0 | 14.3% |" in card
     assert "| seeds.jsonl | native | 6 | 48 | 17 | 11 | 2 | 85.7% |" in card
@@ -206,6 +210,42 @@ def test_the_card_counts_what_is_written(config: RunConfig) -> None:
     assert "| 1 | 0.95 | 64 | on | 5 |" in card
     assert "| 1 | 0.95 | 64 | off | 1 |" in card
     assert "No licence was set" in card
+
+
+def test_the_card_credits_each_with_what_they_wrote(config: RunConfig) -> None:
+    """Of replies by others the verifier wrote none, and their ids are made from text."""
+    sampled, given = "never re-tokenized text", "are those that the server gives a text"
+    (done,) = export(config, (Format.SPECULATORS,))
+    card = (done.path / "README.md").read_text()
+    assert f"Token ids of native rows are those that the server sampled, {sampled}" in card
+    assert f"Token ids of verbatim rows {given}." in card
+    write_dataset(config, (TRAIN[5],), ())
+    (done,) = export(config, (Format.SPECULATORS,))
+    card = (done.path / "README.md").read_text()
+    assert "replies 1 by others (verbatim), to" in card
+    assert sampled not in card
+    write_dataset(config, TRAIN[:1], ())
+    (done,) = export(config, (Format.SPECULATORS,))
+    card = (done.path / "README.md").read_text()
+    assert "replies 1 by **tiny-kimi** (native), to" in card
+    assert given not in card
+
+
+def test_no_name_of_a_source_breaks_the_cards_tables(config: RunConfig) -> None:
+    """A row of a table is one line, and a bar in it no column."""
+    write_dataset(config, (row(1, source="a|b\r\nc\u2028d\x1b[2J"),), ())
+    (done,) = export(config, (Format.PARQUET,))
+    card = (done.path / "README.md").read_text()
+    assert "\n| a\\|b c d␛[2J | native | 1 | 8 | 3 | 2 | 0 | 100.0% |\n" in card
+
+
+def test_a_dataset_whose_thinking_was_not_split_says_so(config: RunConfig) -> None:
+    """As text its answers would have thinking in them."""
+    write_dataset(config, (TRAIN[1], row(8, thinking=None, response="Hm.</think>9.")), ())
+    (done,) = export(config, (Format.OPENAI,))
+    card = (done.path / "README.md").read_text()
+    assert "1 whose thinking the server left in the response, having no reasoning parser." in card
+    assert done.manifest.figures["left_out"] == {"unsplit": 1}
 
 
 def test_the_card_of_a_text_format_says_what_was_left_out(config: RunConfig) -> None:
@@ -269,6 +309,62 @@ def test_an_export_that_fits_is_left_alone_and_one_of_an_older_dataset_made_anew
     (done,) = export(config, (Format.OPENAI, Format.OPENAI))
     assert done.made
     assert done.manifest.figures["rows"] == {"train": 2, "validation": 1}
+
+
+@pytest.mark.parametrize("lost", ["train-00000.parquet", "validation-00000.parquet"])
+def test_an_export_without_its_data_is_made_anew(config: RunConfig, lost: str) -> None:
+    """Its manifest alone says nothing of what is there."""
+    (done,) = export(config, (Format.PARQUET,))
+    (done.path / "data" / lost).unlink()
+    assert [one.made for one in export(config, (Format.PARQUET,))] == [True]
+    assert (done.path / "data" / lost).exists()
+    shutil.rmtree(done.path / "data")
+    assert [one.made for one in export(config, (Format.PARQUET,))] == [True]
+
+
+def test_another_verifier_or_server_makes_the_card_anew(
+    config: RunConfig, demo_values: dict[str, Any], write_config: Any
+) -> None:
+    """It names both; a corpus that was removed since takes nothing from it."""
+    export(config, (Format.OPENAI,))
+    figures = {"server": {"engine": "vllm 1"}}
+    manifest = manifest_of("generate", settings={}, inputs={}, figures=figures, seconds=0)
+    config.corpus_path.mkdir(parents=True)
+    write_manifest(config.corpus_path, manifest)
+    assert [one.made for one in export(config, (Format.OPENAI,))] == [True]
+    shutil.rmtree(config.corpus_path)
+    (kept,) = export(config, (Format.OPENAI,))
+    assert not kept.made
+    assert "vllm 1" in (kept.path / "README.md").read_text()
+    demo_values["verifier"]["model"] = "someone/another"
+    (done,) = export(load_config(write_config(demo_values)), (Format.OPENAI,))
+    assert done.made
+    assert "**someone/another**" in (done.path / "README.md").read_text()
+
+
+@pytest.mark.parametrize(("name", "have", "says"), [("train", 5, 6), ("heldout", 0, 1)])
+def test_rows_that_a_dataset_has_lost_are_told_and_nothing_is_written(
+    config: RunConfig, name: str, have: int, says: int
+) -> None:
+    """A torn file reads as a shorter one."""
+    path = config.dataset_path / f"{name}.jsonl"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(
+        ArtifactError,
+        match=rf"{name}\.jsonl has {have} rows, the dataset's manifest says {says}: remove .*dataset and run "
+        "`synthgen mix CONFIG` again",
+    ):
+        export(config, (Format.OPENAI,))
+    assert list(config.exports_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["train", "heldout"])
+def test_a_dataset_without_one_of_its_files_is_refused(config: RunConfig, name: str) -> None:
+    """Also by an export that was made of it while it was there."""
+    export(config, (Format.OPENAI,))
+    (config.dataset_path / f"{name}.jsonl").unlink()
+    with pytest.raises(ArtifactError, match=rf"{name}\.jsonl is missing: remove .*dataset and run"):
+        export(config, (Format.OPENAI,))
 
 
 def test_a_dataset_that_gives_no_row_leaves_nothing_behind(config: RunConfig) -> None:

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from synthgen.__main__ import app
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.settings import load_config
 from tests.export.dataset import write_dataset
@@ -196,6 +198,13 @@ def test_a_repository_can_be_made_public(config: RunConfig, hub: FakeHub) -> Non
     assert done.returncode == 0, done.stderr
     assert hub.created.get("private") is False or hub.created.get("visibility") == "public"
     assert f"pushed to {hub.url}/datasets/me/traces" in done.stdout
+
+
+def test_the_help_says_what_a_push_deletes() -> None:
+    """Before somebody names a repository that has other data."""
+    done = CliRunner().invoke(app, ["export", "--help"], terminal_width=100)
+    told = " ".join(done.stdout.replace("│", " ").split())
+    assert "files of data/ that the export doesn't have are deleted" in told
 
 
 def test_a_push_that_the_hub_refuses_keeps_the_export(config: RunConfig, hub: FakeHub) -> None:

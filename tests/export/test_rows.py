@@ -38,7 +38,12 @@ def as_written(line: dict[str, Any]) -> Any:
     ("changes", "reason"),
     [
         ({}, None),
-        ({"thinking": None}, None),
+        ({"thinking": None}, "unsplit"),
+        ({"thinking": None, "response": "Hm</think>6", "tool_calls": CALL_ROW.tool_calls}, "unsplit"),
+        ({"thinking": None, "spans": spans((3, 4, T), (4, 8, R))}, None),
+        ({"thinking": None, "spans": spans((3, 8, R))}, None),
+        ({"thinking": None, "response": "Never closed", "spans": spans((3, 8, T))}, "unanswered"),
+        ({"response": "Called", "spans": spans((3, 8, T)), "tool_calls": CALL_ROW.tool_calls}, None),
         ({"finish": Finish.LENGTH, "truncated_in": TruncatedIn.THINKING, "response": None}, "truncated"),
         ({"finish": Finish.LENGTH, "truncated_in": TruncatedIn.RESPONSE}, "truncated"),
         ({"response": None}, "unanswered"),
