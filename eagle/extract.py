@@ -45,7 +45,7 @@ from synthgen.errors import ArtifactError, RequestFailed
 
 FAILURES_NAME = "failures.jsonl"
 FAILURES_IN_A_ROW = 8
-"""When as many samples fail before any has come, it isn't the samples."""
+"""When as many samples fail one after the other, it isn't the samples."""
 
 
 class StatesFailure(Record, frozen=True, kw_only=True):
@@ -92,9 +92,9 @@ def extract(config: RunConfig, *, retry_failed: bool = False) -> Manifest:
             base_url, key = servers.base_urls[0], api_key(config.server.api_key_env)
             _require_tokenizer(config, Control(base_url, key).fingerprint(config.verifier.served_name))
             began = time.monotonic()
-            failures = asyncio.run(_extract_all(config, base_url, rest, shape))
-            tokens = sum(len(sample.token_ids) for sample in rest)
-            speed = Speed(tokens_per_s=tokens / (time.monotonic() - began), load_s=servers.load_s)
+            failures, tokens = asyncio.run(_extract_all(config, base_url, rest, shape))
+            if tokens:
+                speed = Speed(tokens_per_s=tokens / (time.monotonic() - began), load_s=servers.load_s)
     write_journal(config.states_path / FAILURES_NAME, failures)
     seconds = done_s + time.monotonic() - started
     made = _write(config, settings, inputs, seconds=seconds, speed=speed, complete=True)
@@ -138,8 +138,7 @@ def _pack_captured(config: RunConfig, todo: list[Sample], shape: VerifierShape) 
     packed: set[str] = set()
     for sample in _shown("pack captured states", there):
         try:
-            tensors = read_states(files[sample.id])
-            due = packer.add(checked(sample, tensors, shape.hidden_size, config.extract))
+            due = packer.add(checked(sample, read_states(files[sample.id]), shape, config.extract))
         except ArtifactError as error:
             console.print(f"{error}; its states are asked for again", soft_wrap=True)
             continue
@@ -193,15 +192,16 @@ def _missing(config: RunConfig) -> list[Sample]:
 
 async def _extract_all(
     config: RunConfig, base_url: str, todo: list[Sample], shape: VerifierShape
-) -> list[StatesFailure]:
-    """Write the states of `todo` into shards; return those that could not be had."""
+) -> tuple[list[StatesFailure], int]:
+    """Write the states of `todo` into shards; return those that could not be had, and the tokens written."""
     settings = config.extract
     client = client_for(
         config, base_url, concurrency=settings.concurrency, max_tokens=settings.max_seq_tokens
     )
-    source = Prefill(config=config, base_url=base_url, client=client, hidden_size=shape.hidden_size)
+    source = Prefill(config=config, base_url=base_url, client=client, shape=shape)
     packer = _Packer(config)
     failures: list[StatesFailure] = []
+    in_a_row = 0
     try:
         async with client:
             with bar("extract", len(todo)) as progress:
@@ -209,19 +209,22 @@ async def _extract_all(
                 async for states in _in_flight(source, todo, settings.concurrency):
                     if isinstance(states, StatesFailure):
                         failures.append(states)
-                        _require_some(failures, packer.tokens)
-                    elif packer.add(states):
-                        await asyncio.to_thread(packer.write)
+                        in_a_row += 1
+                        _require_some(in_a_row, states)
+                    else:
+                        in_a_row = 0
+                        if packer.add(states):
+                            await asyncio.to_thread(packer.write)
                     progress.advance(note=f"{packer.tokens / (time.monotonic() - started):,.0f} tok/s")
     finally:  # an interrupted run keeps what it has
         packer.write()
-    return failures
+    return failures, packer.tokens
 
 
-def _require_some(failures: list[StatesFailure], tokens: int) -> None:
-    """Raise ArtifactError when samples fail and none has come: then it isn't the samples."""
-    if len(failures) >= FAILURES_IN_A_ROW and not tokens:
-        raise ArtifactError(f"the first {len(failures)} samples all failed; the last: {failures[-1].message}")
+def _require_some(in_a_row: int, last: StatesFailure) -> None:
+    """Raise ArtifactError when so many samples in a row have failed that it isn't the samples."""
+    if in_a_row >= FAILURES_IN_A_ROW:
+        raise ArtifactError(f"{in_a_row} samples in a row failed; the last: {last.message}")
 
 
 async def _in_flight(

@@ -355,9 +355,9 @@ def test_sampling_under_capture_follows_the_verifiers_distribution(
     head = _verifier_head(line.config)
     surprisals, entropies = [], []
     for reply in replies:
-        tensors = take_states(spool / (reply.kv_transfer_params or {})["states_file"])
+        captured = asyncio.run(take_states(spool / (reply.kv_transfer_params or {})["states_file"]))
         prompt = len(reply.prompt_token_ids or ())
-        logits = target_logits(head, tensors["states"][prompt - 1 :, 3]).logits_QK
+        logits = target_logits(head, captured.states_T4H[prompt - 1 :, 3]).logits_QK
         log_p = logits.double().log_softmax(-1)
         sampled = torch.tensor(reply.choices[0].token_ids)[:, None]
         assert len(log_p) == len(sampled)
@@ -393,12 +393,12 @@ def test_acceptance_counted_live_is_what_the_trained_draft_proposes(
     load_weights(newest(config.checkpoints_path), draft)
     drafts = accepted = 0
     for reply in replies:
-        tensors = take_states(spool / (reply.kv_transfer_params or {})["states_file"])
+        captured = asyncio.run(take_states(spool / (reply.kv_transfer_params or {})["states_file"]))
         output = reply.choices[0].token_ids or ()
         tokens = [*(reply.prompt_token_ids or ()), *output]
         slot = len(tokens) - len(output) - 1
         while slot + 2 < len(tokens):
-            proposed = _propose(draft, weights, vocab, tensors["states"], tokens[: slot + 2], steps=3)
+            proposed = _propose(draft, weights, vocab, captured.states_T4H, tokens[: slot + 2], steps=3)
             truth = tokens[slot + 2 : slot + 5]
             same = next(
                 (i for i, (a, b) in enumerate(zip(proposed, truth, strict=False)) if a != b), len(truth)

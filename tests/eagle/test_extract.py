@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,15 @@ from tests.eagle.tiny import counting_states, tiny_config, trace, write_dataset,
 from tests.scripted_server import MODEL, ScriptedServer
 
 
-def spool_file(config: RunConfig, name: str, ids: tuple[int, ...]) -> None:
+def spool_file(
+    config: RunConfig, name: str, ids: tuple[int, ...], layers: tuple[int, ...] = (2, 4, 5, 8)
+) -> Path:
     """What the connector writes for a request of these tokens."""
     config.spool_path.mkdir(parents=True, exist_ok=True)
     tensors = {"token_ids": torch.tensor(ids), "states": counting_states(ids)}
-    save_file(tensors, config.spool_path / f"{name}.safetensors")
+    path = config.spool_path / f"{name}.safetensors"
+    save_file(tensors, path, {"layer_ids": json.dumps(layers), "dtype": "float32"})
+    return path
 
 
 def captured(config: RunConfig, number: int) -> Trace:
@@ -44,6 +49,8 @@ class Capturing:
         self.config = config
         self.refuses: set[tuple[int, ...]] = set()
         self.layers = list(captured_layers(config))
+        self.file_layers = captured_layers(config)
+        self.writes = 1 << 20
         self.asked = 0
 
     async def __call__(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -51,7 +58,8 @@ class Capturing:
         ids = tuple(body["prompt"])
         if ids in self.refuses:
             return web.json_response({"error": {"message": "too long"}}, status=400)
-        spool_file(self.config, f"prefill{self.asked}", ids)
+        if self.asked <= self.writes:
+            spool_file(self.config, f"prefill{self.asked}", ids, self.file_layers)
         told = {"states_file": f"prefill{self.asked}.safetensors", "layer_ids": self.layers}
         body = {"choices": [{"token_ids": [1]}], "usage": {"prompt_tokens": 1}, "kv_transfer_params": told}
         return web.json_response(body)
@@ -108,6 +116,22 @@ def test_states_of_another_sample_do_not_count(config: RunConfig, server: Script
     assert handler.asked == 1
 
 
+def test_captured_states_of_other_layers_do_not_count(
+    config: RunConfig, server: ScriptedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their ids are right and so is their shape; both lists are printed, and the states are asked for."""
+    one = captured(config, 0)
+    spool_file(config, "0", (one.prompt_token_ids + one.output_token_ids)[:-1], (2, 4, 6, 8))
+    write_dataset(config, [one])
+    server.handler = handler = Capturing(config)
+    extract(config)
+    assert handler.asked == 1
+    assert (
+        "sample seed00-0: the states that came back are of layers [2, 4, 6, 8], this run wants [2, 4, 5, 8]; "
+        "its states are asked for again"
+    ) in capsys.readouterr().err
+
+
 def test_a_sample_that_is_refused_is_a_record_and_the_others_are_there(
     config: RunConfig, server: ScriptedServer
 ) -> None:
@@ -137,9 +161,11 @@ def test_a_server_that_captures_other_layers_ends_the_stage(
     write_dataset(config, [trace(0)])
     server.handler = handler = Capturing(config)
     handler.layers = [1, 3, 4, 7]
-    with pytest.raises(
-        ServerMismatch, match=r"captures layers \[1, 3, 4, 7\], this run wants \[2, 4, 5, 8\]"
-    ):
+    other = r"captures layers \[1, 3, 4, 7\], this run wants \[2, 4, 5, 8\]"
+    with pytest.raises(ServerMismatch, match=other):
+        extract(config)
+    handler.layers, handler.file_layers = list(captured_layers(config)), (1, 3, 4, 7)
+    with pytest.raises(ServerMismatch, match=other):
         extract(config)
 
 
@@ -149,11 +175,40 @@ def test_when_every_sample_fails_it_is_not_the_samples(config: RunConfig, server
     write_dataset(config, traces)
     server.handler = handler = Capturing(config)
     handler.refuses = {one.prompt_token_ids + one.output_token_ids for one in traces}
-    with pytest.raises(ArtifactError, match=r"the first 8 samples all failed; the last: .*too long"):
+    with pytest.raises(ArtifactError, match=r"8 samples in a row failed; the last: .*too long"):
         extract(config)
     assert handler.asked < 20
     with pytest.raises(ArtifactError, match="is not complete"):
         require_states(config)
+
+
+def test_when_files_stop_coming_the_stage_ends_with_what_it_has(
+    config: RunConfig, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three came; after eight in a row that did not, the others aren't waited for one by one."""
+    write_dataset(config, [trace(number) for number in range(20)])
+    server.handler = handler = Capturing(config)
+    handler.writes = 3
+    monkeypatch.setattr("eagle.prefill.FILE_WAIT_S", 0.2)
+    with pytest.raises(ArtifactError, match=r"8 samples in a row failed; the last: .* did not appear within"):
+        extract(config)
+    assert handler.asked < 20
+    assert len(list(read_all(config.states_path))) == 3
+
+
+def test_tokens_of_samples_that_failed_do_not_count_as_speed(
+    config: RunConfig, server: ScriptedServer
+) -> None:
+    """The plan reads the speed: none is known when nothing came."""
+    one = trace(0)
+    write_dataset(config, [one])
+    server.handler = handler = Capturing(config)
+    handler.refuses = {one.prompt_token_ids + one.output_token_ids}
+    assert extract(config).speed is None
+    handler.refuses = set()
+    speed = extract(config, retry_failed=True).speed
+    assert speed is not None
+    assert speed.tokens_per_s > 0
 
 
 def test_a_dataset_that_changed_is_brought_up_to_date(config: RunConfig, server: ScriptedServer) -> None:
