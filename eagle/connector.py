@@ -256,6 +256,7 @@ def write_states(
         copied.synchronize()
     metadata = {"layer_ids": json.dumps(layer_ids), "dtype": str(states.dtype).removeprefix("torch.")}
     aside = path.with_suffix(".tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)  # extraction removes an empty spool
     try:
         save_tensors({"token_ids": torch.tensor(token_ids), "states": states}, aside, metadata)
         aside.replace(path)

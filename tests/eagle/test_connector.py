@@ -29,13 +29,14 @@ def test_states_are_gathered_in_token_order_over_scattered_blocks() -> None:
 
 
 def test_a_file_appears_whole(tmp_path: Path) -> None:
-    """Written aside and renamed; nothing else stays. It says of which layers its states are."""
-    connector.write_states(tmp_path / "a.safetensors", [4, 5], torch.ones(2, 4, 3), LAYERS, None)
-    found = read_states(tmp_path / "a.safetensors")
+    """Written aside and renamed, in a directory that may be gone; it says of which layers its states are."""
+    path = tmp_path / "spool" / "a.safetensors"
+    connector.write_states(path, [4, 5], torch.ones(2, 4, 3), LAYERS, None)
+    found = read_states(path)
     assert found.token_ids_T.tolist() == [4, 5]
     assert tuple(found.states_T4H.shape) == (2, 4, 3)
     assert (found.layer_ids, found.dtype) == ((2, 4, 5, 8), "float32")
-    assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]
+    assert [p.name for p in path.parent.iterdir()] == ["a.safetensors"]
 
 
 @pytest.mark.parametrize("request_id", ["cmpl-1", "../../etc/passwd", "a/b", "\0"])

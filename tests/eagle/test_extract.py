@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +20,10 @@ from eagle.shards import read_all, read_index
 from eagle.vocab import require_states
 from synthgen.client.launch import captured_layers
 from synthgen.corpus.config import RunConfig
-from synthgen.corpus.journal import read_journal
+from synthgen.corpus.journal import read_journal, write_journal
+from synthgen.corpus.lock import claimed
 from synthgen.corpus.records import Trace
-from synthgen.errors import ArtifactError, ServerMismatch
+from synthgen.errors import ArtifactError, DiskError, ServerMismatch
 from tests.eagle.tiny import counting_states, tiny_config, trace, write_dataset, write_verifier
 from tests.scripted_server import MODEL, ScriptedServer
 
@@ -40,6 +44,12 @@ def captured(config: RunConfig, number: int) -> Trace:
     one = msgspec.structs.replace(trace(number), states_file=f"{number}.safetensors")
     spool_file(config, str(number), (one.prompt_token_ids + one.output_token_ids)[:-1])
     return one
+
+
+def aged(path: Path) -> None:
+    """Make a file as old as one that no server is about to name."""
+    an_hour_ago = time.time() - 3700
+    os.utime(path, (an_hour_ago, an_hour_ago))
 
 
 class Capturing:
@@ -79,11 +89,11 @@ def config(tmp_path: Path, server: ScriptedServer) -> RunConfig:
 
 
 def test_states_that_came_with_the_replies_are_packed_without_a_server(tmp_path: Path) -> None:
-    """Nothing is started or asked; the spool is gone, and what was nobody's with it."""
+    """Nothing is started or asked; the spool is gone, and what was long nobody's with it."""
     config = tiny_config(tmp_path)
     write_verifier(Path(config.verifier.model))
     traces = [captured(config, number) for number in range(5)]
-    spool_file(config, "orphan", (1, 2, 3))
+    aged(spool_file(config, "orphan", (1, 2, 3)))
     write_dataset(config, traces)
     figures = extract(config).figures
     found = {states.sample_id: states.token_ids_T.tolist() for states in read_all(config.states_path)}
@@ -91,6 +101,73 @@ def test_states_that_came_with_the_replies_are_packed_without_a_server(tmp_path:
     assert (figures["samples"], figures["failed"]) == (5, 0)
     assert not config.spool_path.exists()
     assert require_states(config).complete
+
+
+def test_files_of_other_replies_and_fresh_ones_stay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another mix may draw what this one left out, and a server that runs on may be about to name its file.
+
+    What was packed and not removed, by a process that was killed in between, goes.
+    """
+    config = tiny_config(tmp_path)
+    write_verifier(Path(config.verifier.model))
+    traces = [captured(config, number) for number in range(5)]
+    write_journal(config.traces_path, traces)
+    for name in ("0", "2", "3", "4", "orphan", "unfinished"):
+        aged(spool_file(config, name, (1, 2, 3)) if name.isalpha() else captured_path(config, name))
+    (config.spool_path / "unfinished.safetensors").rename(config.spool_path / "unfinished.tmp")
+    spool_file(config, "fresh", (1, 2, 3))
+    write_dataset(config, traces[:2])
+    extract(config)
+    assert spooled(config) == ["2", "3", "4", "fresh"]
+    said = capsys.readouterr().err
+    assert f"3 captured files of replies that the dataset leaves out are in {config.spool_path}: " in said
+    captured(config, 0)
+    shutil.rmtree(config.dataset_path)
+    write_dataset(config, traces[:4])
+    extract(config)
+    assert spooled(config) == ["4", "fresh"]
+    assert len(list(read_all(config.states_path))) == 4
+
+
+def captured_path(config: RunConfig, name: str) -> Path:
+    """Where the states of a captured reply lie."""
+    return config.spool_path / f"{name}.safetensors"
+
+
+def spooled(config: RunConfig) -> list[str]:
+    """What the spool holds, without the files' ending."""
+    return sorted(path.stem for path in config.spool_path.iterdir())
+
+
+def test_captured_states_need_no_more_disk_than_a_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are there already, and removed as they are packed; 17 samples of 17 tokens, 256 bytes each."""
+    config = tiny_config(tmp_path, extract__shard_tokens="20")
+    write_verifier(Path(config.verifier.model))
+    traces = [captured(config, number) for number in range(17)]
+    write_dataset(config, traces)
+    usage = shutil.disk_usage(tmp_path)._replace(free=6000)  # 20 * 256 bytes and a tenth are 5632
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    assert extract(config).figures["samples"] == 17
+    shutil.rmtree(config.states_path)
+    with pytest.raises(DiskError, match=r"the hidden states of 17 samples need 72\.2 KiB"):
+        extract(config)
+
+
+def test_two_cannot_extract_into_the_same_directory(tmp_path: Path) -> None:
+    """The second is told before it reads or writes anything."""
+    config = tiny_config(tmp_path)
+    write_verifier(Path(config.verifier.model))
+    write_dataset(config, [captured(config, 0)])
+    with (
+        claimed(config.states_path, parts=1),
+        pytest.raises(ArtifactError, match=r"states/lock: another process is writing .*: wait until it ends"),
+    ):
+        extract(config)
+    assert extract(config).figures["samples"] == 1
 
 
 def test_the_rest_is_asked_for(config: RunConfig, server: ScriptedServer) -> None:
