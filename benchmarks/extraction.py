@@ -46,7 +46,7 @@ class Clients:
     def __init__(self, config: RunConfig, urls: tuple[str, str], concurrency: int, tokens: int) -> None:
         self.config = config
         self.urls = urls
-        self.hidden_size = read_shape(MODEL).hidden_size
+        self.shape = read_shape(MODEL)
         self.sampling = Sampling(temperature=0.7, top_p=1.0, max_tokens=tokens, thinking=False)
         self._concurrency = concurrency
         self._tokens = tokens
@@ -81,8 +81,7 @@ class Clients:
                 sample = Sample(id=prompt.id, domain="d", token_ids=ids, spans=spans)
                 if capture:
                     path = states_file(reply.kv_transfer_params, self.config, self.urls[1])
-                    tensors = await asyncio.to_thread(take_states, path)
-                    checked(sample, tensors, self.hidden_size, self.config.extract)
+                    checked(sample, await take_states(path), self.shape, self.config.extract)
                 return sample
 
             return await self.in_turns(one, prompts)
@@ -100,9 +99,7 @@ class Clients:
     async def prefill(self, samples: list[Sample]) -> None:
         """The same with states."""
         async with self.client(capture=True) as client:
-            source = Prefill(
-                config=self.config, base_url=self.urls[1], client=client, hidden_size=self.hidden_size
-            )
+            source = Prefill(config=self.config, base_url=self.urls[1], client=client, shape=self.shape)
             await self.in_turns(source.states_of, samples)
 
 

@@ -14,6 +14,7 @@ rank 0 writes: the states are the same on every rank.
 from __future__ import annotations
 
 import hashlib
+import json
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -174,7 +175,9 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             states, event = gather_states(self._cache, pending.block_ids, len(pending.token_ids)), None
         self._copies[pending.request_id] = event
         path = self._spool / file_name(pending.request_id)
-        written = self._writer.submit(states.nbytes, write_states, path, pending.token_ids, states, event)
+        written = self._writer.submit(
+            states.nbytes, write_states, path, pending.token_ids, states, self._layer_ids, event
+        )
         written.add_done_callback(_report)
 
     def _copy_from_gpu(
@@ -242,17 +245,24 @@ def gather_states(cache: torch.Tensor, block_ids: list[int], num_tokens: int) ->
 
 
 def write_states(
-    path: Path, token_ids: list[int], states: torch.Tensor, copied: torch.cuda.Event | None
+    path: Path,
+    token_ids: list[int],
+    states: torch.Tensor,
+    layer_ids: list[int],
+    copied: torch.cuda.Event | None,
 ) -> None:
     """Write one request's states aside and rename them to `path`, once the copy has arrived.
 
+    The file's metadata says of which layers they are: it may be packed long after its server is gone.
     Not fsynced: the spool is transient, what counts is the shard made from it.
     """
     if copied is not None:
         copied.synchronize()
+    metadata = {"layer_ids": json.dumps(layer_ids), "dtype": str(states.dtype).removeprefix("torch.")}
     aside = path.with_suffix(".tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)  # extraction removes an empty spool
     try:
-        save_tensors({"token_ids": torch.tensor(token_ids), "states": states}, aside)
+        save_tensors({"token_ids": torch.tensor(token_ids), "states": states}, aside, metadata)
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)

@@ -9,15 +9,14 @@ asked for again the next time.
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from eagle.prefill import Prefill, checked, read_states
-from eagle.shards import ShardEntry, read_index, token_hash, verify_shard, write_shard
+from eagle.packing import Packer, captured_files, pack_captured, tidy_spool, tokens_to_store
+from eagle.prefill import Prefill
+from eagle.shards import ShardEntry, read_index, token_hash, verify_shard
 from eagle.states import SampleStates
 from eagle.taps import CONVENTION, TapPoints
 from synthgen.client.api import client_for
@@ -27,6 +26,7 @@ from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import bar, console
 from synthgen.corpus.files import require_free_disk
 from synthgen.corpus.journal import read_journal, write_journal
+from synthgen.corpus.lock import claimed
 from synthgen.corpus.manifest import (
     Manifest,
     Speed,
@@ -45,7 +45,7 @@ from synthgen.errors import ArtifactError, RequestFailed
 
 FAILURES_NAME = "failures.jsonl"
 FAILURES_IN_A_ROW = 8
-"""When as many samples fail before any has come, it isn't the samples."""
+"""When as many samples fail one after the other, it isn't the samples."""
 
 
 class StatesFailure(Record, frozen=True, kw_only=True):
@@ -59,17 +59,24 @@ def extract(config: RunConfig, *, retry_failed: bool = False) -> Manifest:
     """Bring the shards up to the dataset; return their manifest.
 
     Samples that failed before are asked for again with `retry_failed`, or when a server is needed anyway.
-    Raises ArtifactError when the shards there don't fit, DiskError when the disk is too small, both before a
-    server is started; ArtifactError when the server's tokenizer isn't that of the corpus.
+    Raises ArtifactError when the shards there don't fit or another process writes them, DiskError when the
+    disk is too small, all before a server is started; ArtifactError when the server's tokenizer isn't that
+    of the corpus.
     """
     dataset = require_manifest(config.dataset_path, "synthgen mix CONFIG")
+    with claimed(config.states_path, parts=1):
+        return _extract(config, dataset, retry_failed=retry_failed)
+
+
+def _extract(config: RunConfig, dataset: Manifest, *, retry_failed: bool) -> Manifest:
     shape = read_shape(Path(config.verifier.model))
     taps = TapPoints(aux=config.extract.aux_layers, num_layers=shape.num_layers)
     settings = _settings(config, taps)
     before = read_manifest(config.states_path)
     if before is not None:
         require_fit(config.states_path, before, settings=settings, inputs=before.inputs)
-    todo = _missing(config)
+    samples = read_samples(config.train_path, config.extract.max_seq_tokens)
+    todo = _missing(config, samples)
     inputs = {"dataset": digest_of(dataset)}
     failures = list(read_journal(config.states_path / FAILURES_NAME, StatesFailure))
     known = set() if retry_failed else {failure.sample_id for failure in failures}
@@ -78,86 +85,29 @@ def extract(config: RunConfig, *, retry_failed: bool = False) -> Manifest:
         assert before is not None
         console.print(f"extract: nothing to do for {config.states_path}", soft_wrap=True)
         return before
+    files = captured_files(config, todo)
     per_token = state_bytes_per_token(shape.hidden_size, config.extract.states_dtype)
-    needed = sum(len(s.token_ids) for s in todo) * per_token
+    needed = tokens_to_store(todo, files, config.extract.shard_tokens) * per_token
     require_free_disk(config.states_path, needed, f"the hidden states of {len(todo)} samples")
     started = time.monotonic()
     done_s = before.seconds if before else 0.0
     speed = before.speed if before else None
     _write(config, settings, inputs, seconds=done_s, speed=speed)
-    rest = _pack_captured(config, todo, shape)
+    rest = pack_captured(config, todo, files, shape)
     failures = []
     if rest:
         with served(config, capturing(config)) as servers:
             base_url, key = servers.base_urls[0], api_key(config.server.api_key_env)
             _require_tokenizer(config, Control(base_url, key).fingerprint(config.verifier.served_name))
             began = time.monotonic()
-            failures = asyncio.run(_extract_all(config, base_url, rest, shape))
-            tokens = sum(len(sample.token_ids) for sample in rest)
-            speed = Speed(tokens_per_s=tokens / (time.monotonic() - began), load_s=servers.load_s)
+            failures, tokens = asyncio.run(_extract_all(config, base_url, rest, shape))
+            if tokens:
+                speed = Speed(tokens_per_s=tokens / (time.monotonic() - began), load_s=servers.load_s)
     write_journal(config.states_path / FAILURES_NAME, failures)
     seconds = done_s + time.monotonic() - started
     made = _write(config, settings, inputs, seconds=seconds, speed=speed, complete=True)
-    shutil.rmtree(config.spool_path, ignore_errors=True)  # what is left belongs to no sample
+    tidy_spool(config, {sample.id for sample in samples})
     return made
-
-
-class _Packer:
-    """Collects states and writes a shard whenever enough are there."""
-
-    def __init__(self, config: RunConfig) -> None:
-        self._config = config
-        self._batch: list[SampleStates] = []
-        self._waiting = 0
-        self.tokens = 0
-
-    def add(self, states: SampleStates) -> bool:
-        """Take states; return whether a shard is due."""
-        self._batch.append(states)
-        self._waiting += len(states.token_ids_T)
-        self.tokens += len(states.token_ids_T)
-        return self._waiting >= self._config.extract.shard_tokens
-
-    def write(self, files: Mapping[str, Path] = MappingProxyType({})) -> None:
-        """Write a shard of what is there; files of the spool that are in it are removed."""
-        full, self._batch, self._waiting = self._batch, [], 0
-        if full:
-            write_shard(self._config.states_path, full)
-        for states in full:
-            if states.sample_id in files:
-                files[states.sample_id].unlink()
-
-
-def _pack_captured(config: RunConfig, todo: list[Sample], shape: VerifierShape) -> list[Sample]:
-    """Pack the states that came with the replies; return the samples that have none."""
-    files = {
-        sample.id: config.spool_path / Path(sample.states_file).name for sample in todo if sample.states_file
-    }
-    there = [sample for sample in todo if sample.id in files and files[sample.id].exists()]
-    packer = _Packer(config)
-    packed: set[str] = set()
-    for sample in _shown("pack captured states", there):
-        try:
-            tensors = read_states(files[sample.id])
-            due = packer.add(checked(sample, tensors, shape.hidden_size, config.extract))
-        except ArtifactError as error:
-            console.print(f"{error}; its states are asked for again", soft_wrap=True)
-            continue
-        packed.add(sample.id)
-        if due:
-            packer.write(files)
-    packer.write(files)
-    return [sample for sample in todo if sample.id not in packed]
-
-
-def _shown(title: str, samples: list[Sample]) -> Iterator[Sample]:
-    """The samples, with a bar when there are any."""
-    if not samples:
-        return
-    with bar(title, len(samples)) as progress:
-        for sample in samples:
-            yield sample
-            progress.advance()
 
 
 def _require_tokenizer(config: RunConfig, found: Fingerprint) -> None:
@@ -171,7 +121,8 @@ def _require_tokenizer(config: RunConfig, found: Fingerprint) -> None:
         )
 
 
-def _missing(config: RunConfig) -> list[Sample]:
+def _missing(config: RunConfig, samples: list[Sample]) -> list[Sample]:
+    """The samples that no shard has."""
     entries = read_index(config.states_path)
     for entry in entries:
         verify_shard(config.states_path, entry)
@@ -180,7 +131,6 @@ def _missing(config: RunConfig) -> list[Sample]:
         for entry in entries
         for sample_id, hashed in zip(entry.sample_ids, entry.token_hashes, strict=True)
     }
-    samples = read_samples(config.train_path, config.extract.max_seq_tokens)
     for sample in samples:
         file, hashed = have.get(sample.id, ("", ""))
         if file and hashed not in (token_hash(sample.token_ids), token_hash(sample.token_ids[:-1])):
@@ -193,15 +143,16 @@ def _missing(config: RunConfig) -> list[Sample]:
 
 async def _extract_all(
     config: RunConfig, base_url: str, todo: list[Sample], shape: VerifierShape
-) -> list[StatesFailure]:
-    """Write the states of `todo` into shards; return those that could not be had."""
+) -> tuple[list[StatesFailure], int]:
+    """Write the states of `todo` into shards; return those that could not be had, and the tokens written."""
     settings = config.extract
     client = client_for(
         config, base_url, concurrency=settings.concurrency, max_tokens=settings.max_seq_tokens
     )
-    source = Prefill(config=config, base_url=base_url, client=client, hidden_size=shape.hidden_size)
-    packer = _Packer(config)
+    source = Prefill(config=config, base_url=base_url, client=client, shape=shape)
+    packer = Packer(config)
     failures: list[StatesFailure] = []
+    in_a_row = 0
     try:
         async with client:
             with bar("extract", len(todo)) as progress:
@@ -209,19 +160,22 @@ async def _extract_all(
                 async for states in _in_flight(source, todo, settings.concurrency):
                     if isinstance(states, StatesFailure):
                         failures.append(states)
-                        _require_some(failures, packer.tokens)
-                    elif packer.add(states):
-                        await asyncio.to_thread(packer.write)
+                        in_a_row += 1
+                        _require_some(in_a_row, states)
+                    else:
+                        in_a_row = 0
+                        if packer.add(states):
+                            await asyncio.to_thread(packer.write)
                     progress.advance(note=f"{packer.tokens / (time.monotonic() - started):,.0f} tok/s")
     finally:  # an interrupted run keeps what it has
         packer.write()
-    return failures
+    return failures, packer.tokens
 
 
-def _require_some(failures: list[StatesFailure], tokens: int) -> None:
-    """Raise ArtifactError when samples fail and none has come: then it isn't the samples."""
-    if len(failures) >= FAILURES_IN_A_ROW and not tokens:
-        raise ArtifactError(f"the first {len(failures)} samples all failed; the last: {failures[-1].message}")
+def _require_some(in_a_row: int, last: StatesFailure) -> None:
+    """Raise ArtifactError when so many samples in a row have failed that it isn't the samples."""
+    if in_a_row >= FAILURES_IN_A_ROW:
+        raise ArtifactError(f"{in_a_row} samples in a row failed; the last: {last.message}")
 
 
 async def _in_flight(

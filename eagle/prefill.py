@@ -12,20 +12,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 
 from eagle.states import SampleStates
+from eagle.taps import TapPoints
 from synthgen.client.api import ApiClient
-from synthgen.client.capture import states_file
+from synthgen.client.capture import require_layers, states_file
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.draft_sections import ExtractConfig
 from synthgen.corpus.samples import Sample
+from synthgen.corpus.verifier_config import VerifierShape
 from synthgen.errors import ArtifactError
 
 FILE_WAIT_S = 60.0
 """A reply may come before its file; a writer that takes longer than this has failed."""
+POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """A spool file: token_ids_T `[T]`, states_T4H `[T, 4, H]`, and what the server said they are.
+
+    layer_ids: in the order of the states; empty where a file doesn't say. dtype: as torch calls it.
+    """
+
+    token_ids_T: torch.Tensor
+    states_T4H: torch.Tensor
+    layer_ids: tuple[int, ...]
+    dtype: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +51,7 @@ class Prefill:
     config: RunConfig
     base_url: str
     client: ApiClient
-    hidden_size: int
+    shape: VerifierShape
 
     async def states_of(self, sample: Sample) -> SampleStates:
         """The states of a sample.
@@ -53,8 +69,9 @@ class Prefill:
         }
         reply, _ = await self.client.complete(body)
         path = states_file(reply.kv_transfer_params, self.config, self.base_url)
-        tensors = await asyncio.to_thread(take_states, path)
-        return checked(sample, tensors, self.hidden_size, self.config.extract)
+        captured = await take_states(path)
+        require_layers(list(captured.layer_ids), self.config, self.base_url)
+        return checked(sample, captured, self.shape, self.config.extract)
 
 
 def kept_finals(sample: Sample, final_states: str) -> torch.Tensor | None:
@@ -70,44 +87,64 @@ def kept_finals(sample: Sample, final_states: str) -> torch.Tensor | None:
     return kept_T.nonzero().flatten()
 
 
-def take_states(path: Path) -> dict[str, torch.Tensor]:
-    """Read and remove a spool file once it is there; it appears by a rename, so it is whole."""
+async def take_states(path: Path) -> Captured:
+    """Read and remove a spool file once it is there; it appears by a rename, so it is whole.
+
+    Only reading takes a thread: a hundred that wait would leave none, and an interrupt would wait for them.
+    """
     give_up = time.monotonic() + FILE_WAIT_S
-    while not path.exists():
+    while not path.exists():  # noqa: ASYNC240 -- a stat, where a thread is what others may lack
         if time.monotonic() > give_up:
             raise ArtifactError(
                 f"{path} did not appear within {FILE_WAIT_S:.0f} s: the server's log says why the connector "
                 f"could not write it; if the server runs on another machine, the run directory must be shared"
             )
-        time.sleep(0.01)
-    tensors = read_states(path)
+        await asyncio.sleep(POLL_S)
+    return await asyncio.to_thread(_take, path)
+
+
+def _take(path: Path) -> Captured:
+    captured = read_states(path)
     path.unlink()
-    return tensors
+    return captured
 
 
-def read_states(path: Path) -> dict[str, torch.Tensor]:
-    """A spool file. Raises ArtifactError when it is damaged."""
+def read_states(path: Path) -> Captured:
+    """A spool file. Raises ArtifactError when it is damaged or can't be read."""
     try:
-        return load_file(path)
-    except SafetensorError as error:
+        with safe_open(path, framework="pt") as file:
+            said = file.metadata() or {}
+            return Captured(
+                token_ids_T=file.get_tensor("token_ids"),
+                states_T4H=file.get_tensor("states"),
+                layer_ids=msgspec.json.decode(said.get("layer_ids", "[]"), type=tuple[int, ...]),
+                dtype=said.get("dtype", ""),
+            )
+    except (SafetensorError, msgspec.MsgspecError) as error:
         raise ArtifactError(f"{path}: damaged: {error}") from error
+    except OSError as error:
+        raise ArtifactError(f"{path}: can't be read: {error}") from error
 
 
-def checked(
-    sample: Sample, tensors: dict[str, torch.Tensor], hidden_size: int, config: ExtractConfig
-) -> SampleStates:
+def checked(sample: Sample, captured: Captured, shape: VerifierShape, config: ExtractConfig) -> SampleStates:
     """A sample's states as they are stored: of all its tokens, or of all but the last one.
 
-    Raises ArtifactError when they are another sample's, of another size, or not finite.
+    Raises ArtifactError when they are another sample's, of other layers, of another size, or not finite.
     """
-    token_ids_T, states_T4H = tensors["token_ids"], tensors["states"]
+    layers = TapPoints(aux=config.aux_layers, num_layers=shape.num_layers).captured
+    if captured.layer_ids != layers:
+        raise ArtifactError(
+            f"sample {sample.id}: the states that came back are of layers {list(captured.layer_ids)}, this "
+            f"run wants {list(layers)}"
+        )
+    token_ids_T, states_T4H = captured.token_ids_T, captured.states_T4H
     length = len(sample.token_ids)
     found = tuple(token_ids_T[:length].tolist())
     if found != sample.token_ids and found != sample.token_ids[:-1]:
         raise ArtifactError(f"sample {sample.id}: the states that came back are of other token ids")
-    if tuple(states_T4H.shape[1:]) != (4, hidden_size):
+    if tuple(states_T4H.shape[1:]) != (4, shape.hidden_size):
         raise ArtifactError(
-            f"sample {sample.id}: states are {tuple(states_T4H.shape)}, expected [T, 4, {hidden_size}]"
+            f"sample {sample.id}: states are {tuple(states_T4H.shape)}, expected [T, 4, {shape.hidden_size}]"
         )
     if not torch.isfinite(states_T4H).all():
         raise ArtifactError(f"sample {sample.id}: the states have values that are not finite")

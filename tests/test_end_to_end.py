@@ -142,7 +142,7 @@ def dataset(line: Line) -> list[DatasetRow]:
 def spool(line: Line) -> Path:
     """Where the capturing server writes."""
     path = line.config.spool_path
-    path.mkdir()
+    path.mkdir(exist_ok=True)
     return path
 
 
@@ -285,14 +285,18 @@ def test_rows_are_the_traces_as_they_were_sampled(dataset: list[DatasetRow], tra
         assert row == by_id[row.id]
 
 
-def test_states_cover_the_dataset_once(line: Line, dataset: list[DatasetRow]) -> None:
-    """Of a captured reply all but its last token, of a prefilled row all; in several shards, none twice."""
+def test_states_cover_the_dataset_once(line: Line, dataset: list[DatasetRow], traces: list[Trace]) -> None:
+    """Of a captured reply all but its last token, of a prefilled row all; in several shards, none twice.
+
+    The spool keeps what the dataset left out.
+    """
     found = {sample.sample_id: sample.token_ids_T.tolist() for sample in read_all(line.config.states_path)}
     assert found == {row.id: list(row.token_ids[: -1 if row.states_file else None]) for row in dataset}
     assert {row.origin for row in dataset if row.states_file} == {Origin.NATIVE}
     assert {row.origin for row in dataset if not row.states_file} == {Origin.VERBATIM}
     assert len(list(line.config.states_path.glob("states-*.safetensors"))) > 1
-    assert not line.config.spool_path.exists()
+    left_out = {trace.states_file for trace in traces if trace.states_file and trace.id not in found}
+    assert {path.name for path in line.config.spool_path.glob("*")} == left_out
 
 
 def test_states_pass_their_own_verification(line: Line) -> None:
@@ -355,9 +359,9 @@ def test_sampling_under_capture_follows_the_verifiers_distribution(
     head = _verifier_head(line.config)
     surprisals, entropies = [], []
     for reply in replies:
-        tensors = take_states(spool / (reply.kv_transfer_params or {})["states_file"])
+        captured = asyncio.run(take_states(spool / (reply.kv_transfer_params or {})["states_file"]))
         prompt = len(reply.prompt_token_ids or ())
-        logits = target_logits(head, tensors["states"][prompt - 1 :, 3]).logits_QK
+        logits = target_logits(head, captured.states_T4H[prompt - 1 :, 3]).logits_QK
         log_p = logits.double().log_softmax(-1)
         sampled = torch.tensor(reply.choices[0].token_ids)[:, None]
         assert len(log_p) == len(sampled)
@@ -393,12 +397,12 @@ def test_acceptance_counted_live_is_what_the_trained_draft_proposes(
     load_weights(newest(config.checkpoints_path), draft)
     drafts = accepted = 0
     for reply in replies:
-        tensors = take_states(spool / (reply.kv_transfer_params or {})["states_file"])
+        captured = asyncio.run(take_states(spool / (reply.kv_transfer_params or {})["states_file"]))
         output = reply.choices[0].token_ids or ()
         tokens = [*(reply.prompt_token_ids or ()), *output]
         slot = len(tokens) - len(output) - 1
         while slot + 2 < len(tokens):
-            proposed = _propose(draft, weights, vocab, tensors["states"], tokens[: slot + 2], steps=3)
+            proposed = _propose(draft, weights, vocab, captured.states_T4H, tokens[: slot + 2], steps=3)
             truth = tokens[slot + 2 : slot + 5]
             same = next(
                 (i for i, (a, b) in enumerate(zip(proposed, truth, strict=False)) if a != b), len(truth)

@@ -147,6 +147,7 @@ ORDER = [
     "eagle.bounded_writer",
     "eagle.connector",
     "eagle.prefill",
+    "eagle.packing",
     "eagle.extract",
     "eagle.reference",
     "eagle.verify_states",

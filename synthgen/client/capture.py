@@ -16,19 +16,24 @@ FILE_WAIT_S = 60.0
 
 def states_file(told: dict[str, Any] | None, config: RunConfig, base_url: str) -> Path:
     """The spool file that a reply names. Raises ServerMismatch for another server than is needed."""
-    name, layers = (told or {}).get("states_file"), list(captured_layers(config))
+    name = (told or {}).get("states_file")
     if not isinstance(name, str):
         raise ServerMismatch(
             f"{base_url} returned no hidden states: it runs without the connector. Start it with "
             f"`synthgen serve CONFIG --role capture`"
         )
-    found = (told or {}).get("layer_ids")
+    require_layers((told or {}).get("layer_ids"), config, base_url)
+    return config.spool_path / Path(name).name
+
+
+def require_layers(found: object, config: RunConfig, base_url: str) -> None:
+    """Raise ServerMismatch when the layers that a server says it captured, a list, are not the run's."""
+    layers = list(captured_layers(config))
     if found != layers:
         raise ServerMismatch(
             f"{base_url} captures layers {found}, this run wants {layers}: start it anew with "
             f"`synthgen serve CONFIG --role capture`"
         )
-    return config.spool_path / Path(name).name
 
 
 def require_capture(config: RunConfig, control: Control) -> None:

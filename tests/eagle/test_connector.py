@@ -8,11 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
+from eagle.prefill import read_states
 from synthgen.errors import DiskError
 
 connector = pytest.importorskip("eagle.connector", reason="needs vLLM")
+LAYERS = [2, 4, 5, 8]
 
 
 def test_states_are_gathered_in_token_order_over_scattered_blocks() -> None:
@@ -28,12 +29,14 @@ def test_states_are_gathered_in_token_order_over_scattered_blocks() -> None:
 
 
 def test_a_file_appears_whole(tmp_path: Path) -> None:
-    """Written aside and renamed; nothing else stays."""
-    connector.write_states(tmp_path / "a.safetensors", [4, 5], torch.ones(2, 4, 3), None)
-    found = load_file(tmp_path / "a.safetensors")
-    assert found["token_ids"].tolist() == [4, 5]
-    assert tuple(found["states"].shape) == (2, 4, 3)
-    assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]
+    """Written aside and renamed, in a directory that may be gone; it says of which layers its states are."""
+    path = tmp_path / "spool" / "a.safetensors"
+    connector.write_states(path, [4, 5], torch.ones(2, 4, 3), LAYERS, None)
+    found = read_states(path)
+    assert found.token_ids_T.tolist() == [4, 5]
+    assert tuple(found.states_T4H.shape) == (2, 4, 3)
+    assert (found.layer_ids, found.dtype) == ((2, 4, 5, 8), "float32")
+    assert [p.name for p in path.parent.iterdir()] == ["a.safetensors"]
 
 
 @pytest.mark.parametrize("request_id", ["cmpl-1", "../../etc/passwd", "a/b", "\0"])
@@ -58,12 +61,14 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
     """Neither a rename that fails nor a disk without room; the error is passed on."""
     (tmp_path / "a.safetensors").mkdir()
     with pytest.raises(IsADirectoryError):
-        connector.write_states(tmp_path / "a.safetensors", [4, 5], torch.ones(2, 4, 3), None)
+        connector.write_states(tmp_path / "a.safetensors", [4, 5], torch.ones(2, 4, 3), LAYERS, None)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
     try:
         with pytest.raises(DiskError, match="File too large"):
-            connector.write_states(tmp_path / "b.safetensors", [4, 5], torch.ones(2, 4, 1 << 16), None)
+            connector.write_states(
+                tmp_path / "b.safetensors", [4, 5], torch.ones(2, 4, 1 << 16), LAYERS, None
+            )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +20,23 @@ from eagle.shards import read_all, read_index
 from eagle.vocab import require_states
 from synthgen.client.launch import captured_layers
 from synthgen.corpus.config import RunConfig
-from synthgen.corpus.journal import read_journal
+from synthgen.corpus.journal import read_journal, write_journal
+from synthgen.corpus.lock import claimed
 from synthgen.corpus.records import Trace
-from synthgen.errors import ArtifactError, ServerMismatch
+from synthgen.errors import ArtifactError, DiskError, ServerMismatch
 from tests.eagle.tiny import counting_states, tiny_config, trace, write_dataset, write_verifier
 from tests.scripted_server import MODEL, ScriptedServer
 
 
-def spool_file(config: RunConfig, name: str, ids: tuple[int, ...]) -> None:
+def spool_file(
+    config: RunConfig, name: str, ids: tuple[int, ...], layers: tuple[int, ...] = (2, 4, 5, 8)
+) -> Path:
     """What the connector writes for a request of these tokens."""
     config.spool_path.mkdir(parents=True, exist_ok=True)
     tensors = {"token_ids": torch.tensor(ids), "states": counting_states(ids)}
-    save_file(tensors, config.spool_path / f"{name}.safetensors")
+    path = config.spool_path / f"{name}.safetensors"
+    save_file(tensors, path, {"layer_ids": json.dumps(layers), "dtype": "float32"})
+    return path
 
 
 def captured(config: RunConfig, number: int) -> Trace:
@@ -37,6 +46,12 @@ def captured(config: RunConfig, number: int) -> Trace:
     return one
 
 
+def aged(path: Path) -> None:
+    """Make a file as old as one that no server is about to name."""
+    an_hour_ago = time.time() - 3700
+    os.utime(path, (an_hour_ago, an_hour_ago))
+
+
 class Capturing:
     """A server with the connector: answers a prefill with the name of the file it wrote."""
 
@@ -44,6 +59,8 @@ class Capturing:
         self.config = config
         self.refuses: set[tuple[int, ...]] = set()
         self.layers = list(captured_layers(config))
+        self.file_layers = captured_layers(config)
+        self.writes = 1 << 20
         self.asked = 0
 
     async def __call__(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -51,7 +68,8 @@ class Capturing:
         ids = tuple(body["prompt"])
         if ids in self.refuses:
             return web.json_response({"error": {"message": "too long"}}, status=400)
-        spool_file(self.config, f"prefill{self.asked}", ids)
+        if self.asked <= self.writes:
+            spool_file(self.config, f"prefill{self.asked}", ids, self.file_layers)
         told = {"states_file": f"prefill{self.asked}.safetensors", "layer_ids": self.layers}
         body = {"choices": [{"token_ids": [1]}], "usage": {"prompt_tokens": 1}, "kv_transfer_params": told}
         return web.json_response(body)
@@ -71,11 +89,11 @@ def config(tmp_path: Path, server: ScriptedServer) -> RunConfig:
 
 
 def test_states_that_came_with_the_replies_are_packed_without_a_server(tmp_path: Path) -> None:
-    """Nothing is started or asked; the spool is gone, and what was nobody's with it."""
+    """Nothing is started or asked; the spool is gone, and what was long nobody's with it."""
     config = tiny_config(tmp_path)
     write_verifier(Path(config.verifier.model))
     traces = [captured(config, number) for number in range(5)]
-    spool_file(config, "orphan", (1, 2, 3))
+    aged(spool_file(config, "orphan", (1, 2, 3)))
     write_dataset(config, traces)
     figures = extract(config).figures
     found = {states.sample_id: states.token_ids_T.tolist() for states in read_all(config.states_path)}
@@ -83,6 +101,73 @@ def test_states_that_came_with_the_replies_are_packed_without_a_server(tmp_path:
     assert (figures["samples"], figures["failed"]) == (5, 0)
     assert not config.spool_path.exists()
     assert require_states(config).complete
+
+
+def test_files_of_other_replies_and_fresh_ones_stay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another mix may draw what this one left out, and a server that runs on may be about to name its file.
+
+    What was packed and not removed, by a process that was killed in between, goes.
+    """
+    config = tiny_config(tmp_path)
+    write_verifier(Path(config.verifier.model))
+    traces = [captured(config, number) for number in range(5)]
+    write_journal(config.traces_path, traces)
+    for name in ("0", "2", "3", "4", "orphan", "unfinished"):
+        aged(spool_file(config, name, (1, 2, 3)) if name.isalpha() else captured_path(config, name))
+    (config.spool_path / "unfinished.safetensors").rename(config.spool_path / "unfinished.tmp")
+    spool_file(config, "fresh", (1, 2, 3))
+    write_dataset(config, traces[:2])
+    extract(config)
+    assert spooled(config) == ["2", "3", "4", "fresh"]
+    said = capsys.readouterr().err
+    assert f"3 captured files of replies that the dataset leaves out are in {config.spool_path}: " in said
+    captured(config, 0)
+    shutil.rmtree(config.dataset_path)
+    write_dataset(config, traces[:4])
+    extract(config)
+    assert spooled(config) == ["4", "fresh"]
+    assert len(list(read_all(config.states_path))) == 4
+
+
+def captured_path(config: RunConfig, name: str) -> Path:
+    """Where the states of a captured reply lie."""
+    return config.spool_path / f"{name}.safetensors"
+
+
+def spooled(config: RunConfig) -> list[str]:
+    """What the spool holds, without the files' ending."""
+    return sorted(path.stem for path in config.spool_path.iterdir())
+
+
+def test_captured_states_need_no_more_disk_than_a_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are there already, and removed as they are packed; 17 samples of 17 tokens, 256 bytes each."""
+    config = tiny_config(tmp_path, extract__shard_tokens="20")
+    write_verifier(Path(config.verifier.model))
+    traces = [captured(config, number) for number in range(17)]
+    write_dataset(config, traces)
+    usage = shutil.disk_usage(tmp_path)._replace(free=6000)  # 20 * 256 bytes and a tenth are 5632
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    assert extract(config).figures["samples"] == 17
+    shutil.rmtree(config.states_path)
+    with pytest.raises(DiskError, match=r"the hidden states of 17 samples need 72\.2 KiB"):
+        extract(config)
+
+
+def test_two_cannot_extract_into_the_same_directory(tmp_path: Path) -> None:
+    """The second is told before it reads or writes anything."""
+    config = tiny_config(tmp_path)
+    write_verifier(Path(config.verifier.model))
+    write_dataset(config, [captured(config, 0)])
+    with (
+        claimed(config.states_path, parts=1),
+        pytest.raises(ArtifactError, match=r"states/lock: another process is writing .*: wait until it ends"),
+    ):
+        extract(config)
+    assert extract(config).figures["samples"] == 1
 
 
 def test_the_rest_is_asked_for(config: RunConfig, server: ScriptedServer) -> None:
@@ -106,6 +191,22 @@ def test_states_of_another_sample_do_not_count(config: RunConfig, server: Script
     server.handler = handler = Capturing(config)
     extract(config)
     assert handler.asked == 1
+
+
+def test_captured_states_of_other_layers_do_not_count(
+    config: RunConfig, server: ScriptedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their ids are right and so is their shape; both lists are printed, and the states are asked for."""
+    one = captured(config, 0)
+    spool_file(config, "0", (one.prompt_token_ids + one.output_token_ids)[:-1], (2, 4, 6, 8))
+    write_dataset(config, [one])
+    server.handler = handler = Capturing(config)
+    extract(config)
+    assert handler.asked == 1
+    assert (
+        "sample seed00-0: the states that came back are of layers [2, 4, 6, 8], this run wants [2, 4, 5, 8]; "
+        "its states are asked for again"
+    ) in capsys.readouterr().err
 
 
 def test_a_sample_that_is_refused_is_a_record_and_the_others_are_there(
@@ -137,9 +238,11 @@ def test_a_server_that_captures_other_layers_ends_the_stage(
     write_dataset(config, [trace(0)])
     server.handler = handler = Capturing(config)
     handler.layers = [1, 3, 4, 7]
-    with pytest.raises(
-        ServerMismatch, match=r"captures layers \[1, 3, 4, 7\], this run wants \[2, 4, 5, 8\]"
-    ):
+    other = r"captures layers \[1, 3, 4, 7\], this run wants \[2, 4, 5, 8\]"
+    with pytest.raises(ServerMismatch, match=other):
+        extract(config)
+    handler.layers, handler.file_layers = list(captured_layers(config)), (1, 3, 4, 7)
+    with pytest.raises(ServerMismatch, match=other):
         extract(config)
 
 
@@ -149,11 +252,40 @@ def test_when_every_sample_fails_it_is_not_the_samples(config: RunConfig, server
     write_dataset(config, traces)
     server.handler = handler = Capturing(config)
     handler.refuses = {one.prompt_token_ids + one.output_token_ids for one in traces}
-    with pytest.raises(ArtifactError, match=r"the first 8 samples all failed; the last: .*too long"):
+    with pytest.raises(ArtifactError, match=r"8 samples in a row failed; the last: .*too long"):
         extract(config)
     assert handler.asked < 20
     with pytest.raises(ArtifactError, match="is not complete"):
         require_states(config)
+
+
+def test_when_files_stop_coming_the_stage_ends_with_what_it_has(
+    config: RunConfig, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three came; after eight in a row that did not, the others aren't waited for one by one."""
+    write_dataset(config, [trace(number) for number in range(20)])
+    server.handler = handler = Capturing(config)
+    handler.writes = 3
+    monkeypatch.setattr("eagle.prefill.FILE_WAIT_S", 0.2)
+    with pytest.raises(ArtifactError, match=r"8 samples in a row failed; the last: .* did not appear within"):
+        extract(config)
+    assert handler.asked < 20
+    assert len(list(read_all(config.states_path))) == 3
+
+
+def test_tokens_of_samples_that_failed_do_not_count_as_speed(
+    config: RunConfig, server: ScriptedServer
+) -> None:
+    """The plan reads the speed: none is known when nothing came."""
+    one = trace(0)
+    write_dataset(config, [one])
+    server.handler = handler = Capturing(config)
+    handler.refuses = {one.prompt_token_ids + one.output_token_ids}
+    assert extract(config).speed is None
+    handler.refuses = set()
+    speed = extract(config, retry_failed=True).speed
+    assert speed is not None
+    assert speed.tokens_per_s > 0
 
 
 def test_a_dataset_that_changed_is_brought_up_to_date(config: RunConfig, server: ScriptedServer) -> None:

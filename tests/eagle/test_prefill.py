@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from eagle.prefill import checked, take_states
+from eagle.prefill import Captured, checked, read_states, take_states
 from eagle.states import SampleStates
 from synthgen.corpus.draft_sections import ExtractConfig
 from synthgen.corpus.samples import Sample
+from synthgen.corpus.verifier_config import VerifierShape
 from synthgen.errors import ArtifactError
 
 SAMPLE = Sample(id="s-0", domain="d", token_ids=(5, 6, 7), spans=())
@@ -27,9 +29,16 @@ EXTRACT = ExtractConfig(
 )
 
 
-def states_of(ids: list[int], states: torch.Tensor) -> SampleStates:
-    """What a spool file with these tensors gives for the sample."""
-    return checked(SAMPLE, {"token_ids": torch.tensor(ids), "states": states}, 8, EXTRACT)
+SHAPE = VerifierShape(
+    hidden_size=8, vocab_size=16, num_layers=6, rms_norm_eps=1e-6, bos_token_id=None, eos_token_id=None
+)
+OWN = (1, 2, 3, 6)
+
+
+def states_of(ids: list[int], states: torch.Tensor, layers: tuple[int, ...] = OWN) -> SampleStates:
+    """What a spool file with these tensors, of those layers, gives for the sample."""
+    captured = Captured(token_ids_T=torch.tensor(ids), states_T4H=states, layer_ids=layers, dtype="bfloat16")
+    return checked(SAMPLE, captured, SHAPE, EXTRACT)
 
 
 def test_a_samples_own_states_are_kept() -> None:
@@ -56,15 +65,58 @@ def test_anything_else_is_refused(ids: list[int], states: torch.Tensor, message:
         states_of(ids, states)
 
 
+@pytest.mark.parametrize("layers", [(1, 2, 4, 6), (1, 2, 3, 5), ()])
+def test_states_of_other_layers_are_refused(layers: tuple[int, ...]) -> None:
+    """Nothing else tells them apart: ids and shapes are the same. A file that doesn't say is none of ours."""
+    with pytest.raises(ArtifactError, match=r"are of layers \[.*\], this run wants \[1, 2, 3, 6\]"):
+        states_of([5, 6, 7], torch.ones(3, 4, 8), layers)
+
+
+def spool_file(path: Path, **metadata: str) -> Path:
+    """One token's states."""
+    save_file({"token_ids": torch.tensor([1]), "states": torch.zeros(1, 4, 2)}, path, metadata or None)
+    return path
+
+
 def test_a_spool_file_is_taken_once(tmp_path: Path) -> None:
-    """Read and removed."""
-    save_file({"token_ids": torch.tensor([1]), "states": torch.zeros(1, 4, 2)}, tmp_path / "f.safetensors")
-    assert take_states(tmp_path / "f.safetensors")["token_ids"].tolist() == [1]
+    """Read and removed, with what the server said of it."""
+    path = spool_file(tmp_path / "f.safetensors", layer_ids="[1, 2, 3, 6]", dtype="float32")
+    taken = asyncio.run(take_states(path))
+    assert (taken.token_ids_T.tolist(), taken.layer_ids, taken.dtype) == ([1], (1, 2, 3, 6), "float32")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_files_that_do_not_come_hold_up_nobody(tmp_path: Path) -> None:
+    """A hundred that wait leave a file that is there readable, and end when they are cancelled."""
+
+    async def work() -> list[BaseException | Captured]:
+        waiting = [asyncio.create_task(take_states(tmp_path / f"{n}.safetensors")) for n in range(100)]
+        await asyncio.sleep(0.1)
+        await take_states(spool_file(tmp_path / "f.safetensors"))
+        for task in waiting:
+            task.cancel()
+        return await asyncio.gather(*waiting, return_exceptions=True)
+
+    ended = asyncio.run(asyncio.wait_for(work(), 20))
+    assert {type(one) for one in ended} == {asyncio.CancelledError}
 
 
 def test_a_damaged_spool_file_is_named(tmp_path: Path) -> None:
     """It can't be a half-written one, those have another name."""
-    (tmp_path / "f.safetensors").write_bytes(b"12345678901234567890")
+    path = tmp_path / "f.safetensors"
+    path.write_bytes(b"12345678901234567890")
     with pytest.raises(ArtifactError, match=r"f\.safetensors: damaged"):
-        take_states(tmp_path / "f.safetensors")
+        asyncio.run(take_states(path))
+    save_file({"token_ids": torch.tensor([1])}, path)
+    with pytest.raises(ArtifactError, match=r"f\.safetensors: damaged: .*states"):
+        read_states(path)
+    with pytest.raises(ArtifactError, match=r"f\.safetensors: damaged"):
+        read_states(spool_file(path, layer_ids="[1, 2"))
+
+
+def test_what_is_no_file_is_named_too(tmp_path: Path) -> None:
+    """A directory, or nothing, under the name of a spool file."""
+    with pytest.raises(ArtifactError, match=r"can't be read: "):
+        read_states(tmp_path)
+    with pytest.raises(ArtifactError, match=r"f\.safetensors: can't be read: No such file"):
+        read_states(tmp_path / "f.safetensors")
