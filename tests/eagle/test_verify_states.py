@@ -96,8 +96,9 @@ def test_final_states_after_the_norm_are_caught(run: RunConfig) -> None:
     norm_H = read_weights(Path(run.verifier.model)).norm_H
 
     def normed(states: SampleStates) -> SampleStates:
-        final_TH = states.final.read()
-        return with_final(states, torch.nn.functional.rms_norm(final_TH, final_TH.shape[-1:], norm_H, 1e-6))
+        final_TH = states.final.read().float()
+        normed_TH = torch.nn.functional.rms_norm(final_TH, final_TH.shape[-1:], norm_H, 1e-6)
+        return with_final(states, normed_TH.bfloat16())
 
     rewritten(run, normed)
     assert verify_states(run, OFFLINE).problems == (
