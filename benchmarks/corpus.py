@@ -26,9 +26,9 @@ import typer
 from benchmarks.rivals.measured import measured
 from benchmarks.scratch import scratch
 from synthgen.corpus.config import RunConfig
-from synthgen.corpus.journal import read_journal
+from synthgen.corpus.journal import read_journal, write_journal
 from synthgen.corpus.manifest import manifest_of, write_manifest
-from synthgen.corpus.records import Finish, Message, Sampling, Timing, Trace
+from synthgen.corpus.records import Finish, Message, Sampling, SeedPrompt, Timing, Trace, seed_id
 from synthgen.corpus.settings import load_config
 from synthgen.corpus.token_ids import encode_ids
 from synthgen.mix.stage import mix
@@ -101,6 +101,9 @@ def write(config: RunConfig, rows: int) -> None:
             ours, new = b"%016x" % (number % len(lines)), b"%016x" % number
             content = b'"messages":[{"role":"user","content":"'
             file.write(line.replace(ours, new, 1).replace(content, content + new + b" ", 1) + b"\n")
+    kept_back = (Message(role="user", content="What is held out?"),)
+    prompt = SeedPrompt(id=seed_id(kept_back), source="prompts.jsonl", domain="math", messages=kept_back)
+    write_journal(config.heldout_path, [prompt])
     figures = {"traces": rows, "special_tokens": SPECIAL}
     made = manifest_of("generate", settings={}, inputs={}, figures=figures, seconds=0.0)
     write_manifest(config.corpus_path, made)
