@@ -24,7 +24,7 @@ def screen(
     set_: Overrides = [],  # noqa: B006 -- typer makes a new list each time
     as_json: AsJson = False,
 ) -> None:
-    """Judge each trace of the corpus; those in `screen.drop` are the rules that drop one. No server.
+    """Judge each trace of the corpus by every rule; those in `screen.drop` drop it. No server.
 
     Verdicts are cheap: with other settings they are made anew. Exit code 0: one verdict a trace is there.
     2: the corpus is missing, not complete or damaged. 130: interrupted, and what was there before stays.
