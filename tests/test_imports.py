@@ -86,6 +86,7 @@ ORDER = [
     "synthgen.screen.refusals",
     "synthgen.screen.scripts",
     "synthgen.screen.leaks",
+    "synthgen.screen.seen",
     "synthgen.screen.rules",
     "synthgen.screen.stage",
     "synthgen.screen.table",

@@ -12,6 +12,7 @@ from synthgen.screen.leaks import SpecialTokens, leaked_tokens
 from synthgen.screen.loops import degenerate, repetition
 from synthgen.screen.refusals import refusal
 from synthgen.screen.scripts import language_drift
+from synthgen.screen.seen import Seen
 from synthgen.screen.view import EXCERPT_CHARS, View, excerpt
 
 VERSION = 1
@@ -24,14 +25,14 @@ Found = dict[DropReason, str]
 class Screener:
     """The rules with their settings, and what was seen so far: a duplicate is one of an earlier trace.
 
-    Of each trace a number of 64 bits stays, which is about 100 bytes in a Python set.
+    Of each trace a number of 64 bits stays.
     """
 
     def __init__(self, settings: ScreenConfig, special: SpecialTokens) -> None:
         self._drop = frozenset(settings.drop)
         self._max_seq_tokens = settings.max_seq_tokens
         self._special = special
-        self._seen: set[int] = set()
+        self._seen = Seen()
 
     def screen(self, trace: View) -> tuple[Verdict, Found]:
         """The verdict on the next trace of the corpus, and what was found in it."""
@@ -69,10 +70,7 @@ class Screener:
         that a short answer may come twice in one conversation, and "4" after many prompts.
         """
         key = hash((prompt, trace.later_words, trace.ids))
-        if key in self._seen:
-            return excerpt("".join(trace.texts))
-        self._seen.add(key)
-        return None
+        return None if self._seen.add(key) else excerpt("".join(trace.texts))
 
 
 def unclosed_thinking(trace: View) -> str | None:
