@@ -50,7 +50,7 @@ check: setup
 	@$(bin)/python -m pytest -q tests/test_imports.py
 
 bench: setup
-	@for name in journal resume client generation saturation; do \
+	@for name in journal resume corpus client generation saturation; do \
 	    echo "== $$name"; $(bin)/python -m benchmarks.$$name || exit 1; done
 
 clean:

@@ -41,6 +41,7 @@ from synthgen.errors import ArtifactError, ConfigError
 from synthgen.mix.rows import ReplyRow, RowLine, line_of
 from synthgen.mix.shares import Draw, Supply, is_heldout, quotas, rank_of
 from synthgen.render.stage import inputs_of, settings_of
+from synthgen.screen.stage import settings_of as verdict_settings
 from synthgen.seeds.selection import heldout_of
 
 TRAIN, HELDOUT = "train", "heldout"
@@ -121,9 +122,9 @@ def _inputs(config: RunConfig) -> dict[str, str]:
     require_fit(
         config.screen_path,
         screen,
-        settings=screen.settings,
+        settings=verdict_settings(config),
         inputs=made_of,
-        remedy="run `synthgen screen CONFIG` to bring it up to the corpus",
+        remedy="run `synthgen screen CONFIG` to bring it up to the corpus and the config",
     )
     found = {"screen": digest_of(screen)}
     if config.mix.replies:

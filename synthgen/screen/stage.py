@@ -90,9 +90,9 @@ def screen(config: RunConfig) -> Manifest:
     complete or has a broken record; then what was there stays.
     """
     corpus = require_manifest(config.corpus_path, "synthgen generate CONFIG")
-    settings, inputs = _settings(config), {"corpus": digest_of(corpus)}
+    settings, inputs = settings_of(config), {"corpus": digest_of(corpus)}
     before = _before(config)
-    if before is not None and (before.settings, before.inputs) == (as_json(settings), inputs):
+    if before is not None and (before.settings, before.inputs) == (settings, inputs):
         console.print(escape(f"screen: nothing to do for {config.screen_path}"), soft_wrap=True)
         return before
     started = time.monotonic()
@@ -122,13 +122,17 @@ def _require_all(config: RunConfig, corpus: Manifest, report: Report) -> None:
         )
 
 
-def _settings(config: RunConfig) -> dict[str, Any]:
-    return {
-        "screen": config.screen,
-        "rules_version": VERSION,
-        "think_end": config.verifier.think_end,
-        "tool_section": config.verifier.tool_section,
-    }
+def settings_of(config: RunConfig) -> dict[str, Any]:
+    """What verdicts depend on beside the corpus, as it stands in their manifest."""
+    settings: dict[str, Any] = as_json(
+        {
+            "screen": config.screen,
+            "rules_version": VERSION,
+            "think_end": config.verifier.think_end,
+            "tool_section": config.verifier.tool_section,
+        }
+    )
+    return settings
 
 
 def _before(config: RunConfig) -> Manifest | None:

@@ -31,6 +31,7 @@ from synthgen.corpus.verdicts import DropReason, Verdict
 from synthgen.errors import ArtifactError, ConfigError
 from synthgen.mix.stage import mix
 from synthgen.render.stage import inputs_of, settings_of
+from synthgen.screen.stage import settings_of as verdict_settings
 from tests.rows import row_of
 
 NATIVE = {"name": "native", "share": 0.7, "traces": [], "replies": None}
@@ -99,7 +100,7 @@ class Run:
         config.screen_path.mkdir()
         write_journal(config.verdicts_path, verdicts)
         corpus = digest_of(require_manifest(config.corpus_path, ""))
-        self._manifest(config.screen_path, "screen", {"corpus": corpus})
+        self._manifest(config.screen_path, "screen", {"corpus": corpus}, verdict_settings(config))
         if self.rendered:
             config.rendered_path.mkdir()
             write_journal(config.rendered_path / "rows.jsonl", self.rendered)
@@ -281,6 +282,14 @@ def test_verdicts_of_another_corpus_are_refused(configured: Any) -> None:
     write_manifest(config.corpus_path, grown)
     with pytest.raises(ArtifactError, match="run `synthgen screen CONFIG` to bring it up to the corpus"):
         mix(config)
+
+
+def test_verdicts_by_other_rules_are_refused(configured: Any) -> None:
+    """What the config drops now is what has to have been judged."""
+    config = Run(configured(), [trace(1)]).write()
+    milder = msgspec.structs.replace(config.screen, drop=())
+    with pytest.raises(ArtifactError, match=r"settings\.screen\.drop = .*run `synthgen screen CONFIG`"):
+        mix(msgspec.structs.replace(config, screen=milder))
 
 
 def test_a_part_with_nothing_to_give_is_refused(configured: Any) -> None:
