@@ -40,14 +40,14 @@ class _Stderr:
             sys.stderr.flush()
 
 
-console = Console(file=cast(TextIO, _Stderr()), highlight=False)
+console = Console(file=cast(TextIO, _Stderr()), highlight=False, emoji=False)
 
 
 def tables(*, stderr: bool = False) -> Console:
     """Where results go: stdout, at most 100 columns, also where there is no terminal to ask."""
     terminal = Console(stderr=stderr)
     width = min(terminal.width, WIDTH) if terminal.is_terminal else WIDTH
-    return Console(width=width, highlight=False, stderr=stderr)
+    return Console(width=width, highlight=False, emoji=False, stderr=stderr)
 
 
 class Bar:

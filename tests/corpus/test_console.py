@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from synthgen.corpus.console import exits
+from synthgen.corpus.console import exits, tables
 from synthgen.errors import ConfigError
 
 WAITS = """
@@ -75,3 +75,13 @@ def test_a_terminal_that_is_gone_changes_no_exit_code() -> None:
         child.stderr.close()
         child.send_signal(signal.SIGINT)
         assert child.wait(10) == 130
+
+
+def test_colons_stay_colons(capsys: pytest.CaptureFixture[str]) -> None:
+    """`hub:ID:SPLIT` is a form to write, no picture of an identity card."""
+    with pytest.raises(SystemExit), exits():
+        raise ConfigError("write it as hub:ID:SPLIT")
+    tables().print("hub:ID:SPLIT")
+    told = capsys.readouterr()
+    assert "hub:ID:SPLIT" in told.err
+    assert told.out == "hub:ID:SPLIT\n"
