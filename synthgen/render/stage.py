@@ -65,8 +65,9 @@ def render(config: RunConfig) -> Manifest | None:
     corpus = require_manifest(config.corpus_path, "synthgen generate CONFIG")
     settings, inputs = settings_of(config), inputs_of(config)
     before = read_manifest(config.rendered_path)
+    there = (config.rendered_path / ROWS_FILE).exists()
     same = before is not None and (before.settings, before.inputs) == (settings, inputs)
-    if before is not None and same and STREAM not in inputs.values():
+    if before is not None and there and same and STREAM not in inputs.values():
         console.print(f"render: nothing to do for {_said(config.rendered_path)}", soft_wrap=True)
         return before
     started = time.monotonic()
