@@ -97,7 +97,7 @@ def test_too_little_disk_is_refused_before_the_first_stage(
     demo_values["generate"]["samples_per_prompt"] = 1_000_000_000
     done = command("synthgen", "run", str(write_config(demo_values)))
     assert done.returncode == 2
-    assert "the traces need" in done.stderr
+    assert "the traces, the hidden states, the checkpoints need" in done.stderr
     assert not (tmp_path / "run").exists()
 
 
