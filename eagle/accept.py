@@ -19,8 +19,9 @@ from pathlib import Path
 
 from eagle.export import check_draft
 from synthgen.client.api import ApiClient, chat_body, client_for
-from synthgen.client.control import Control, SpecCounters, api_key
+from synthgen.client.control import Control, api_key
 from synthgen.client.launch import Serving, drafting, plain, started, uncached
+from synthgen.client.metrics import SpecCounters
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import Bar, bar, console
 from synthgen.corpus.journal import read_journal

@@ -31,6 +31,7 @@ ORDER = [
     "synthgen.corpus.console",
     "synthgen.client",
     "synthgen.client.descriptors",
+    "synthgen.client.metrics",
     "synthgen.client.control",
     "synthgen.client.replies",
     "synthgen.client.stream",

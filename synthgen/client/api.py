@@ -30,7 +30,8 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from synthgen.client.control import HEALTH_TIMEOUT_S, ServerLoad, api_key, parse_load, without_key
+from synthgen.client.control import HEALTH_TIMEOUT_S, api_key, without_key
+from synthgen.client.metrics import ServerLoad, parse_load
 from synthgen.client.replies import ChatReply, CompletionReply, TokenizeReply
 from synthgen.client.stream import read_stream
 from synthgen.corpus.config import RunConfig

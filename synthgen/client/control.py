@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 import ssl
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import msgspec
 
+from synthgen.client.metrics import SpecCounters, parse_spec_counters
 from synthgen.corpus.manifest import digest
 from synthgen.corpus.records import Record
 from synthgen.corpus.sections import VerifierConfig
 from synthgen.corpus.special_tokens import CONTROL_NAMES, is_control
-from synthgen.errors import ConfigError, ServerError, ServerMismatch, ServerUnreachable
+from synthgen.errors import ConfigError, ServerMismatch, ServerUnreachable
 
 TIMEOUT_S = 30.0
 HEALTH_TIMEOUT_S = 5.0
@@ -32,18 +31,6 @@ TEMPLATE_PROBE = (
     {"role": "user", "content": "Three?"},
 )
 SYSTEM = {"role": "system", "content": "Count."}
-_COUNTER = re.compile(
-    r"^vllm:spec_decode_num_(drafts|draft_tokens|accepted_tokens|accepted_tokens_per_pos)_total"
-    r"\{(.*?)\} (\S+)$",
-    re.MULTILINE,
-)
-
-# gpu_cache_usage_perc is what older vLLMs call it.
-_GAUGE = re.compile(
-    r"^vllm:(num_requests_running|num_requests_waiting|kv_cache_usage_perc|gpu_cache_usage_perc"
-    r"|num_preemptions_total)\{.*?\} (\S+)$",
-    re.MULTILINE,
-)
 
 
 class Fingerprint(Record, frozen=True, kw_only=True):
@@ -72,65 +59,6 @@ class Markers:
     tool_section: int | None
     special: dict[str, int] = field(default_factory=dict)
     """These, and what the chat template writes around messages, by name."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpecCounters:
-    """The server's spec-decode counters at one moment."""
-
-    drafts: float
-    draft_tokens: float
-    accepted: float
-    accepted_by_position: tuple[float, ...]
-
-    def since(self, before: SpecCounters) -> SpecCounters:
-        """What was counted after `before`. Raises ServerError when the server was restarted meanwhile."""
-        if self.drafts < before.drafts:
-            raise ServerError("the spec-decode counters went down: the server was restarted meanwhile")
-        pairs = zip(self.accepted_by_position, before.accepted_by_position, strict=True)
-        return SpecCounters(
-            drafts=self.drafts - before.drafts,
-            draft_tokens=self.draft_tokens - before.draft_tokens,
-            accepted=self.accepted - before.accepted,
-            accepted_by_position=tuple(now - then for now, then in pairs),
-        )
-
-    @classmethod
-    def total(cls, parts: Iterable[SpecCounters]) -> SpecCounters:
-        """The sum of several counts."""
-        parts = list(parts)
-        return cls(
-            drafts=sum(part.drafts for part in parts),
-            draft_tokens=sum(part.draft_tokens for part in parts),
-            accepted=sum(part.accepted for part in parts),
-            accepted_by_position=tuple(
-                sum(position) for position in zip(*(p.accepted_by_position for p in parts), strict=True)
-            ),
-        )
-
-    @property
-    def acceptance_length(self) -> float:
-        """Mean tokens a verifier step yields: 1 + accepted / drafts. Raises ServerError without drafts."""
-        if not self.drafts:
-            raise ServerError("the server counted no drafts: the replies were too short to draft for")
-        return 1 + self.accepted / self.drafts
-
-    @property
-    def rate_by_position(self) -> list[float]:
-        """Part of the drafts whose token at each position was accepted."""
-        return [accepted / self.drafts for accepted in self.accepted_by_position]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerLoad:
-    """How busy a server is, by its own `/metrics`."""
-
-    running: float
-    waiting: float
-    kv_usage: float
-    """Part of the KV cache in use, 0 to 1."""
-    preemptions: float
-    """Since the server started."""
 
 
 class Control:
@@ -248,25 +176,13 @@ class Control:
 
     def spec_counters(self) -> SpecCounters:
         """The spec-decode counters. Raises ServerMismatch when the server has none."""
-        totals: dict[str, float] = {}
-        by_position: dict[int, float] = {}
-        for name, labels, value in _COUNTER.findall(self._request("GET", f"{self.root_url}/metrics").text):
-            position = re.search(r'position="(\d+)"', labels)
-            if position:
-                by_position[int(position[1])] = by_position.get(int(position[1]), 0.0) + float(value)
-            else:
-                totals[name] = totals.get(name, 0.0) + float(value)
-        if "drafts" not in totals:
+        counters = parse_spec_counters(self._request("GET", f"{self.root_url}/metrics").text)
+        if counters is None:
             raise ServerMismatch(
                 f"{self.root_url}/metrics has no vllm:spec_decode counters: the server runs without a draft "
                 f"(--speculative-config)"
             )
-        return SpecCounters(
-            drafts=totals["drafts"],
-            draft_tokens=totals["draft_tokens"],
-            accepted=totals["accepted_tokens"],
-            accepted_by_position=tuple(by_position[p] for p in sorted(by_position)),
-        )
+        return counters
 
     def _json(self, method: str, url: str, **arguments: Any) -> Any:
         response = self._request(method, url, **arguments)
@@ -312,22 +228,6 @@ def without_key(text: str, api_key: str | None) -> str:
 def _first_ranked(ranks: dict[str, Any] | None) -> int | None:
     """The token of rank 1 among a position's `prompt_logprobs`."""
     return next((int(token) for token, told in (ranks or {}).items() if told["rank"] == 1), None)
-
-
-def parse_load(metrics: str) -> ServerLoad | None:
-    """How busy a server is, from the text of its `/metrics`; None when vLLM's gauges are not in it."""
-    found: dict[str, list[float]] = {}
-    for name, value in _GAUGE.findall(metrics):
-        found.setdefault(name, []).append(float(value))
-    if "num_requests_running" not in found:
-        return None
-    usage = found.get("kv_cache_usage_perc") or found.get("gpu_cache_usage_perc") or [0.0]
-    return ServerLoad(
-        running=sum(found["num_requests_running"]),
-        waiting=sum(found.get("num_requests_waiting", [])),
-        kv_usage=max(usage),
-        preemptions=sum(found.get("num_preemptions_total", [])),
-    )
 
 
 @functools.cache

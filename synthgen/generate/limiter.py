@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from synthgen.client.control import ServerLoad
+from synthgen.client.metrics import ServerLoad
 
 START = 16
 FLOOR = 1

@@ -14,7 +14,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from synthgen.client.api import ApiClient
-from synthgen.client.control import Control, Fingerprint, ServerLoad
+from synthgen.client.control import Control, Fingerprint
+from synthgen.client.metrics import ServerLoad
 from synthgen.errors import ServerMismatch, ServerUnreachable
 from synthgen.generate.limiter import Limit, Look, next_limit
 

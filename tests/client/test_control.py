@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from synthgen.client.control import Control, ServerLoad, SpecCounters, api_key, parse_load
+from synthgen.client.control import Control, api_key
+from synthgen.client.metrics import ServerLoad, SpecCounters, parse_load
 from synthgen.corpus.sections import VerifierConfig
 from synthgen.errors import ConfigError, ServerError, ServerMismatch, ServerUnreachable
 from tests.scripted_server import MODEL, SPECIAL, ScriptedServer

@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synthgen.client.control import ServerLoad
+from synthgen.client.metrics import ServerLoad
 from synthgen.generate.limiter import HOLD_LOOKS, Limit, Look, first_limit, next_limit
 
 
