@@ -28,7 +28,8 @@ import typer
 
 from benchmarks.scratch import scratch
 from eagle.prefill import Prefill, checked, take_states
-from synthgen.client.api import ApiClient, chat_body, client_for
+from synthgen.client.api import ApiClient, client_for
+from synthgen.client.bodies import chat_body
 from synthgen.client.capture import states_file
 from synthgen.client.launch import capturing, plain, started, uncached
 from synthgen.corpus.config import RunConfig

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from eagle.export import check_draft
-from synthgen.client.api import ApiClient, chat_body, client_for
+from synthgen.client.api import ApiClient, client_for
+from synthgen.client.bodies import chat_body
 from synthgen.client.control import Control, api_key
 from synthgen.client.launch import Serving, drafting, plain, started, uncached
 from synthgen.client.metrics import SpecCounters

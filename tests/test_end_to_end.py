@@ -32,7 +32,8 @@ from eagle.taps import TapPoints
 from eagle.verifier import VerifierWeights, read_weights
 from eagle.vocab import VocabMap, load_vocab
 from prompts.problems import problems
-from synthgen.client.api import ApiClient, chat_body
+from synthgen.client.api import ApiClient
+from synthgen.client.bodies import chat_body
 from synthgen.client.control import Control
 from synthgen.client.launch import capturing, started
 from synthgen.client.replies import ChatReply

@@ -35,6 +35,7 @@ ORDER = [
     "synthgen.client.control",
     "synthgen.client.replies",
     "synthgen.client.stream",
+    "synthgen.client.bodies",
     "synthgen.client.api",
     "synthgen.client.launch",
     "synthgen.client.capture",

@@ -35,7 +35,7 @@ from synthgen.client.metrics import ServerLoad, parse_load
 from synthgen.client.replies import ChatReply, CompletionReply, TokenizeReply
 from synthgen.client.stream import read_stream
 from synthgen.corpus.config import RunConfig
-from synthgen.corpus.records import FailureKind, Sampling, SeedPrompt
+from synthgen.corpus.records import FailureKind
 from synthgen.errors import RequestFailed, ServerUnreachable
 
 RETRIED_STATUSES = frozenset({408, 409, 425, 429})
@@ -290,36 +290,6 @@ def client_for(
         retry_attempts=settings.retry_attempts if retried else 1,
         retry_seconds=settings.retry_seconds,
     )
-
-
-def chat_body(
-    prompt: SeedPrompt,
-    model: str,
-    sampling: Sampling,
-    *,
-    stream: bool = False,
-    capture_tokens: int | None = None,
-) -> dict[str, Any]:
-    """The chat completion that asks for a prompt's reply with its token ids.
-
-    With `capture_tokens` it asks for the hidden states of as many tokens of prompt and reply, too.
-    """
-    body: dict[str, Any] = {
-        "model": model,
-        "messages": msgspec.to_builtins(prompt.messages),
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "max_tokens": sampling.max_tokens,
-        "return_token_ids": True,
-        "chat_template_kwargs": {"thinking": sampling.thinking},
-    }
-    if stream:
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
-    if capture_tokens is not None:
-        body["kv_transfer_params"] = {"states": "all", "most": capture_tokens}
-    if prompt.tools:
-        body["tools"] = list(prompt.tools)
-    return body
 
 
 @contextlib.contextmanager

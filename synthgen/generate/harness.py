@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from synthgen.client.api import chat_body, client_for
+from synthgen.client.api import client_for
+from synthgen.client.bodies import chat_body
 from synthgen.client.control import Control
 from synthgen.client.descriptors import require_descriptors
 from synthgen.client.launch import Served

@@ -9,7 +9,8 @@ import asyncio
 
 from rich.text import Text
 
-from synthgen.client.api import chat_body, client_for
+from synthgen.client.api import client_for
+from synthgen.client.bodies import chat_body
 from synthgen.client.control import Control, api_key
 from synthgen.client.launch import plain, serving_url
 from synthgen.client.replies import ChatReply

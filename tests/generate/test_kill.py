@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from synthgen.client.api import chat_body
+from synthgen.client.bodies import chat_body
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.journal import read_journal
 from synthgen.corpus.records import Message, SeedPrompt, Trace

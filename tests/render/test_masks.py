@@ -20,7 +20,8 @@ import msgspec
 import pytest
 import yaml
 
-from synthgen.client.api import ApiClient, chat_body
+from synthgen.client.api import ApiClient
+from synthgen.client.bodies import chat_body
 from synthgen.client.control import Control
 from synthgen.client.launch import plain, rendering, started
 from synthgen.client.replies import ChatReply
