@@ -25,7 +25,7 @@ from rich.table import Table
 from benchmarks.rivals.measured import measured
 from benchmarks.scratch import scratch
 from benchmarks.stub import MODEL, pin, stub_server
-from synthgen.corpus.journal import read_keys
+from synthgen.corpus.journal import count_records
 from synthgen.corpus.settings import load_config
 from synthgen.generate.stage import generate
 
@@ -59,7 +59,7 @@ def ours(url: str, prompts: Path, rows: int, concurrency: int, directory: Path) 
     )
     with measured(rows):
         generate(config)
-    assert len(read_keys(config.traces_path)) == rows
+    assert count_records(config.traces_path) == rows
 
 
 def bare(url: str, prompts: Path, rows: int, concurrency: int, directory: Path) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from synthgen.corpus.journal import read_keys
+from synthgen.corpus.journal import read_journal
+from synthgen.corpus.records import Trace
 from synthgen.corpus.settings import load_config
 from synthgen.errors import DiskError
 from synthgen.mock_server import Fixed, MockConfig, MockServer
@@ -115,5 +116,5 @@ def test_a_stage_is_stopped_before_the_disk_is_full(
             DiskError, match=r"has less than .* free, so the stage was stopped with all it had"
         ):
             run(config)
-        kept = len(read_keys(config.traces_path))
+        kept = len({trace.key for trace in read_journal(config.traces_path, Trace)})
         assert 1 <= kept == server.counters.served.total() < 400

@@ -213,16 +213,6 @@ def _after_last_newline(file: int, size: int, block_bytes: int = 1 << 16) -> int
     return 0
 
 
-class _Keyed(msgspec.Struct, frozen=True):
-    seed_id: str
-    sample_index: int
-
-
-def read_keys(path: Path) -> set[tuple[str, int]]:
-    """The (seed id, sample index) of every record, in one pass. Raises ArtifactError as `read_journal`."""
-    return {(row.seed_id, row.sample_index) for row in read_journal(path, _Keyed, "record with a key")}
-
-
 def read_journal(path: Path, kind: type[S], name: str | None = None) -> Iterator[S]:
     """Yield the records of a journal; a torn last line is passed over. A missing file is empty.
 
