@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,6 +21,7 @@ import torch
 from eagle.attention import Starts
 from eagle.draft import positions_of
 from eagle.states import SampleStates
+from synthgen.corpus.draft_sections import SpanWeights
 from synthgen.corpus.samples import Sample, SpanKind
 from synthgen.errors import ArtifactError
 
@@ -115,6 +116,33 @@ class Targets:
     valid_SP: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """What is known of a document before its states are there.
+
+    target_weights: the summed weights of the targets that a slot predicts at each step.
+    """
+
+    sample_id: str
+    num_tokens: int
+    target_weights: tuple[float, ...]
+
+
+def kind_weights(weights: SpanWeights) -> torch.Tensor:
+    """`[4]` float32: what a target weighs in the loss, by its `Kind`."""
+    return torch.tensor([0.0, weights.thinking, weights.response, weights.tool])
+
+
+def outline_of(sample_id: str, next_kind_T: torch.Tensor, weights: SpanWeights, steps: int) -> Outline:
+    """The outline of a document whose tokens are followed by `next_kind_T`.
+
+    Target p is predicted at step s when there is a slot p - 1 - s: when p > s.
+    """
+    weight_T = kind_weights(weights)[next_kind_T.long()].double()
+    totals = tuple(float(weight_T[step + 1 :].sum()) for step in range(steps))
+    return Outline(sample_id=sample_id, num_tokens=len(next_kind_T), target_weights=totals)
+
+
 def next_kinds(sample: Sample, tokens: int) -> torch.Tensor:
     """`[tokens]` uint8: the `Kind` of the token after each of a sample's first `tokens` tokens."""
     kinds = torch.zeros(len(sample.token_ids) + 1, dtype=torch.uint8)
@@ -193,14 +221,6 @@ def _final_TH(states: SampleStates) -> torch.Tensor:
         return kept_FH
     final_TH = kept_FH.new_zeros(len(states.token_ids_T), kept_FH.shape[-1])
     return final_TH.index_copy_(0, states.final_at_F, kept_FH)
-
-
-def batches(documents: list[Document], plans: list[list[list[int]]], start: Position) -> Iterator[Batch]:
-    """The batches of all epochs in order, from `start` on. `plans[e]` is epoch e's `plan_epoch`."""
-    for epoch in range(start.epoch, len(plans)):
-        first = start.index if epoch == start.epoch else 0
-        for index in range(first, len(plans[epoch])):
-            yield pack([documents[n] for n in plans[epoch][index]], Position(epoch, index))
 
 
 def find_targets(batch: Batch, steps: int) -> Targets:

@@ -1,9 +1,11 @@
 """The loss of the training-time test, and the acceptance it predicts.
 
 Step s is trained on the soft cross-entropy between the verifier's distribution over the draft
-vocabulary and the draft's, averaged over its targets; the total is Σ γ^s L_s / Σ γ^s (EAGLE-3, section
-3.2, with the mean over supervised positions only). Where the verifier's most likely token is not in
-the draft vocabulary there is nothing to learn: such a target carries no loss and counts as a miss.
+vocabulary and the draft's, averaged over its targets by their weights; the total is Σ γ^s L_s / Σ γ^s
+(EAGLE-3, section 3.2, with the mean over supervised positions only). Where the verifier's most likely
+token is not in the draft vocabulary there is nothing to learn: such a target adds no loss to the mean
+and counts as a miss. So what a mean is taken over is known from the samples alone, before any state is
+there, and an update over many batches or processes is the sum of its parts.
 
 Logits are only ever made for a few hundred rows at a time. The gradient of soft cross-entropy is
 softmax(z) - p, so it is taken while the logits are there, and nothing is computed twice or kept.
@@ -58,7 +60,7 @@ class TargetLogits:
 class Losses:
     """The total with its gradient, and what it is made of.
 
-    losses_S: `[S]` mean soft cross-entropy of each step, 0 for a step without targets.
+    losses_S: `[S]` this batch's part of each step's mean soft cross-entropy.
     hits_SP: `[S, P]` bool, whether the draft's most likely token is the verifier's.
     """
 
@@ -104,27 +106,34 @@ def step_losses(
     head_KH: torch.Tensor,
     verifier_says: TargetLogits,
     targets: Targets,
+    share_SP: torch.Tensor,
     decay: float,
 ) -> Losses:
     """Loss and hits of all steps; `outputs_SNH` are the head's inputs, `head_KH` its master weight,
-    computed with in the outputs' dtype."""
+    computed with in the outputs' dtype. `share_SP`: see `shares`."""
     inside_P = verifier_says.inside_P
-    valid_SQ = targets.valid_SP[:, inside_P]
-    steps = len(valid_SQ)
-    decays_S = decay ** torch.arange(steps, dtype=torch.float32, device=inside_P.device)
-    counts_S = valid_SQ.sum(1)
-    weights_S = decays_S / decays_S.sum() / counts_S.clamp(min=1)
-    total, sums_S, hits_SQ = _SoftCrossEntropy.apply(  # type: ignore[no-untyped-call]
+    share_SQ = share_SP[:, inside_P]
+    decays_S = decay ** torch.arange(len(share_SQ), dtype=torch.float32, device=inside_P.device)
+    total, losses_S, hits_SQ = _SoftCrossEntropy.apply(  # type: ignore[no-untyped-call]
         outputs_SNH,
         head_KH,
         verifier_says.logits_QK,
         targets.row_SP[:, inside_P],
-        weights_S[:, None] * valid_SQ,
-        valid_SQ,
+        share_SQ,
+        decays_S / decays_S.sum(),
     )
     hits_SP = torch.zeros_like(targets.valid_SP)
     hits_SP[:, inside_P] = hits_SQ
-    return Losses(total=total, losses_S=sums_S / counts_S.clamp(min=1), hits_SP=hits_SP & targets.valid_SP)
+    return Losses(total=total, losses_S=losses_S, hits_SP=hits_SP & targets.valid_SP)
+
+
+def shares(targets: Targets, weight_P: torch.Tensor, totals_S: torch.Tensor) -> torch.Tensor:
+    """`[S, P]`: each target's part of its step's mean, its weight over the step's whole weight `totals_S`.
+
+    `totals_S` is summed over the whole update, which may be more batches than this one.
+    """
+    whole_S1 = torch.where(totals_S > 0, totals_S, 1.0)[:, None]
+    return targets.valid_SP * weight_P / whole_S1
 
 
 def prefix_counts(hits_SP: torch.Tensor, targets: Targets) -> tuple[torch.Tensor, torch.Tensor]:
@@ -149,7 +158,7 @@ def predicted_acceptance(prefix_hits_S: torch.Tensor, prefix_slots_S: torch.Tens
 
 
 class _SoftCrossEntropy(torch.autograd.Function):
-    """Σ weights · CE(p, softmax(head · outputs)), with its gradient taken chunk by chunk on the way."""
+    """Σ decay · share · CE(p, softmax(head · outputs)), its gradient taken chunk by chunk on the way."""
 
     @staticmethod
     def forward(
@@ -158,8 +167,8 @@ class _SoftCrossEntropy(torch.autograd.Function):
         head_KH: torch.Tensor,
         target_logits_QK: torch.Tensor,
         row_SQ: torch.Tensor,
-        weights_SQ: torch.Tensor,
-        valid_SQ: torch.Tensor,
+        share_SQ: torch.Tensor,
+        decay_S: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         steps, slots = outputs_SNH.shape[:2]
         accurate = torch.promote_types(outputs_SNH.dtype, torch.float32)
@@ -168,8 +177,9 @@ class _SoftCrossEntropy(torch.autograd.Function):
         flat_outputs = outputs_SNH.flatten(0, 1)
         doutputs = torch.zeros_like(flat_outputs)
         dhead_KH = torch.zeros_like(head_KH) if ctx.needs_input_grad[1] else None
-        ce_SQ = torch.zeros_like(weights_SQ, dtype=accurate)
-        hits_SQ = torch.zeros_like(valid_SQ)
+        weights_SQ = share_SQ * decay_S[:, None]
+        ce_SQ = torch.zeros_like(share_SQ, dtype=accurate)
+        hits_SQ = torch.zeros_like(share_SQ, dtype=torch.bool)
         width = max(1, CHUNK_LOGITS[head_KH.device.type] // (steps * len(head_KH)))
         for low in range(0, len(target_logits_QK), width):
             chunk = slice(low, low + width)
@@ -187,9 +197,9 @@ class _SoftCrossEntropy(torch.autograd.Function):
                 dhead_KH += dz.T @ x
         ctx.save_for_backward(doutputs.view_as(outputs_SNH), dhead_KH)
         ctx.mark_non_differentiable(hits_SQ)
-        sums_S = (ce_SQ * valid_SQ).sum(1)
-        ctx.mark_non_differentiable(sums_S)
-        return (ce_SQ * weights_SQ).sum(), sums_S, hits_SQ
+        losses_S = (ce_SQ * share_SQ).sum(1)
+        ctx.mark_non_differentiable(losses_S)
+        return (losses_S * decay_S).sum(), losses_S, hits_SQ
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

@@ -1,13 +1,12 @@
 """Training, from the states on disk to the last checkpoint.
 
-`train` reads from top to bottom in the order in which things happen; `train_step` is a plain function
-of its arguments. A run that is stopped saves a checkpoint, and the same command goes on from there.
+`train` reads from top to bottom in the order in which things happen. A run that is stopped saves a
+checkpoint, and the same command goes on from there.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
 import signal
 import time
 from collections.abc import Iterator
@@ -17,15 +16,14 @@ from typing import Any
 
 import msgspec
 import torch
-from torch import nn
 
-from eagle.batches import Batch, Document, Kind, Position, batches, find_targets, join_all, plan_epoch
+from eagle.batches import Position
 from eagle.checkpoint import Progress, checkpoints, load_checkpoint, save_checkpoint
-from eagle.draft import Draft, build_draft, unroll
-from eagle.loss import VerifierHead, prefix_counts, step_losses, target_logits
-from eagle.loss import verifier_head as build_verifier_head
-from eagle.optim import Optimizers, build_optimizers, rate_at
-from eagle.shards import read_all, read_index, verify_shard
+from eagle.draft import build_draft
+from eagle.feed import Rank, ShardFeed, Update, plans_of, updates
+from eagle.loss import verifier_head
+from eagle.optim import build_optimizers, rate_at
+from eagle.step import Objective, Trainee, train_step
 from eagle.training_log import (
     LOG_NAME,
     LogLine,
@@ -52,21 +50,10 @@ from synthgen.corpus.manifest import (
     require_manifest,
     write_manifest,
 )
-from synthgen.corpus.samples import read_samples
 from synthgen.corpus.verifier_config import read_shape
-from synthgen.errors import ArtifactError, ConfigError, TrainingError
+from synthgen.errors import ConfigError
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trainee:
-    """Everything that an update changes or reads besides its batch."""
-
-    draft: Draft
-    optimizers: Optimizers
-    verifier: VerifierHead
-    config: TrainConfig
 
 
 @dataclass(slots=True)
@@ -74,43 +61,6 @@ class Stop:
     """Whether someone asked training to end."""
 
     requested: bool = False
-
-
-def train_step(trainee: Trainee, batch: Batch, step: int, steps: int) -> StepMetrics:
-    """One update on `batch`, the `step`th of `steps` from 0.
-
-    Raises TrainingError, before anything is changed, when the loss or its gradient isn't finite.
-    """
-    draft, verifier, config = trainee.draft, trainee.verifier, trainee.config
-    targets = find_targets(batch, config.ttt_steps)
-    with torch.no_grad():
-        says = target_logits(verifier, batch.final_TH[targets.targets_P])
-    outputs_SNH = unroll(
-        draft,
-        verifier.head_VH.dtype,
-        batch.aux_T3H,
-        verifier.embedding_VH[batch.token_ids_T],
-        targets.slots_N,
-        batch.starts,
-        config.ttt_steps,
-    )
-    losses = step_losses(outputs_SNH, draft.lm_head.weight, says, targets, config.ttt_decay)
-    losses.total.backward()  # type: ignore[no-untyped-call]
-    loss = losses.total.item()
-    grad_norm = nn.utils.clip_grad_norm_(trainee.optimizers.named.values(), config.grad_clip_norm).item()
-    _require_finite(loss, grad_norm, step, batch)
-    trainee.optimizers.step(rate_at(step, steps, config.warmup_fraction))
-    prefix_hits_S, prefix_slots_S = prefix_counts(losses.hits_SP, targets)
-    return StepMetrics(
-        loss=loss,
-        grad_norm=grad_norm,
-        losses=losses.losses_S.tolist(),
-        hits=losses.hits_SP.sum(1).tolist(),
-        targets=targets.valid_SP.sum(1).tolist(),
-        prefix_hits=prefix_hits_S.tolist(),
-        prefix_slots=prefix_slots_S.tolist(),
-        first_hits_by_kind=_by_kind(losses.hits_SP[0], batch.next_kind_T[targets.targets_P]),
-    )
 
 
 def train(config: RunConfig) -> Manifest:
@@ -145,13 +95,10 @@ def train(config: RunConfig) -> Manifest:
 
     # ---- The data, and the order in which it is seen ------------------------------------------------
     with waiting("reading states"):
-        documents = read_documents(config)
-    lengths = [len(document.token_ids_T) for document in documents]
-    plans = [
-        plan_epoch(lengths, config.train.batch_tokens, config.seed, epoch)
-        for epoch in range(config.train.epochs)
-    ]
-    steps = sum(len(plan) for plan in plans)
+        feed = ShardFeed(config)
+    plans = plans_of(config, feed.outlines)
+    per_step = config.train.batches_per_step
+    steps = sum(-(-len(plan) // per_step) for plan in plans)
 
     # ---- The draft, as it was left ------------------------------------------------------------------
     model = Path(config.verifier.model)
@@ -161,10 +108,9 @@ def train(config: RunConfig) -> Manifest:
     eps = read_shape(model).rms_norm_eps
     dtype = DTYPES[config.train.compute_dtype]
     trainee = Trainee(
-        draft=draft,
+        objective=Objective(draft, verifier_head(weights, eps, vocab, dtype, device), config.train),
         optimizers=build_optimizers(draft, config.train),
-        verifier=build_verifier_head(weights, eps, vocab, dtype, device),
-        config=config.train,
+        device=device,
     )
     progress = Progress(step=0, epoch=0, index=0, seconds=0.0, targets=0)
     if saved := checkpoints(directory):
@@ -177,15 +123,17 @@ def train(config: RunConfig) -> Manifest:
     with bar("train", steps) as shown, stop_signals() as stop, log_path.open("ab") as log:
         shown.advance(progress.step)
         window = Window()
-        for batch in batches(documents, plans, Position(progress.epoch, progress.index)):
-            began = time.monotonic()
-            metrics = train_step(trainee, batch.to(device), progress.step, steps)
-            progress = advanced(progress, plans, metrics, time.monotonic() - began)
+        start = Position(progress.epoch, progress.index)
+        began = time.monotonic()
+        for update in updates(feed, plans, per_step, start, Rank()):
+            metrics = train_step(trainee, update, progress.step, steps)
+            ended = time.monotonic()
+            progress, began = advanced(progress, plans, update, metrics, ended - began), ended
             window.steps.append(metrics)
             due = progress.step == steps or progress.step % config.train.checkpoint_steps == 0
             if due or stop.requested or progress.step % config.train.log_steps == 0:
                 rate = rate_at(progress.step - 1, steps, config.train.warmup_fraction)
-                line = log_line(window, progress.step, batch.position.epoch, rate)
+                line = log_line(window, progress.step, update.position.epoch, rate)
                 log.write(msgspec.json.encode(line) + b"\n")
                 log.flush()
                 shown.advance(0, note_of(line))
@@ -199,7 +147,8 @@ def train(config: RunConfig) -> Manifest:
 
     # ---- What came out ------------------------------------------------------------------------------
     figures = figures_of(list(read_journal(log_path, LogLine)), progress, draft)
-    speed = Speed(tokens_per_s=config.train.epochs * sum(lengths) / progress.seconds)
+    tokens = config.train.epochs * sum(outline.num_tokens for outline in feed.outlines)
+    speed = Speed(tokens_per_s=tokens / progress.seconds)
     manifest = manifest_of(
         "train", settings=settings, inputs=inputs, figures=figures, seconds=progress.seconds, speed=speed
     )
@@ -229,30 +178,11 @@ def train_settings(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def read_documents(config: RunConfig) -> list[Document]:
-    """Every sample with states and something to learn, by id, so that the shards' order doesn't matter.
-
-    Raises ArtifactError when a shard is damaged or its token ids aren't the dataset's.
-    """
-    for entry in read_index(config.states_path):
-        verify_shard(config.states_path, entry)
-    samples = {sample.id: sample for sample in read_samples(config.train_path, config.extract.max_seq_tokens)}
-    documents = join_all(read_all(config.states_path), samples, config.train.max_seq_tokens)
-    hidden_size = read_shape(Path(config.verifier.model)).hidden_size
-    found = documents[0].states.aux.values.shape[-1]
-    if found != hidden_size:
-        raise ArtifactError(
-            f"{config.states_path}: states have hidden size {found}, the verifier {hidden_size}: they are "
-            f"another model's; remove them and extract again"
-        )
-    return sorted(documents, key=lambda document: document.sample_id)
-
-
 def advanced(
-    progress: Progress, plans: list[list[list[int]]], metrics: StepMetrics, seconds: float
+    progress: Progress, plans: list[list[list[int]]], update: Update, metrics: StepMetrics, seconds: float
 ) -> Progress:
     """`progress` after one more update."""
-    index = progress.index + 1
+    index = progress.index + update.num_batches
     end = index == len(plans[progress.epoch])
     return Progress(
         step=progress.step + 1,
@@ -279,22 +209,3 @@ def stop_signals() -> Iterator[Stop]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _require_finite(loss: float, grad_norm: float, step: int, batch: Batch) -> None:
-    if math.isfinite(loss) and math.isfinite(grad_norm):
-        return
-    where = f"step {step + 1} (epoch {batch.position.epoch}, batch {batch.position.index})"
-    raise TrainingError(
-        f"{where}: loss {loss}, gradient norm {grad_norm}; samples {', '.join(batch.sample_ids)}. Nothing of "
-        f"this step was applied: check these samples' states, or lower train.learning_rate"
-    )
-
-
-def _by_kind(hits_P: torch.Tensor, kind_P: torch.Tensor) -> dict[str, list[int]]:
-    found = {}
-    for kind in (Kind.THINKING, Kind.RESPONSE, Kind.TOOL):
-        of_kind_P = kind_P == kind
-        if count := int(of_kind_P.sum()):
-            found[kind.name.lower()] = [int(hits_P[of_kind_P].sum()), count]
-    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,25 @@ class LogLine(Record, frozen=True, kw_only=True):
     targets_per_s: float
 
 
+def summed(parts: list[StepMetrics], grad_norm: float) -> StepMetrics:
+    """An update's metrics from its batches': every loss is a part of a mean over the whole update."""
+    kinds = {kind for part in parts for kind in part.first_hits_by_kind}
+    return StepMetrics(
+        loss=sum(part.loss for part in parts),
+        grad_norm=grad_norm,
+        losses=[sum(column) for column in zip(*(part.losses for part in parts), strict=True)],
+        hits=_sums([part.hits for part in parts]),
+        targets=_sums([part.targets for part in parts]),
+        prefix_hits=_sums([part.prefix_hits for part in parts]),
+        prefix_slots=_sums([part.prefix_slots for part in parts]),
+        first_hits_by_kind=_sums_by_kind(parts, kinds),
+    )
+
+
+def _sums_by_kind(parts: list[StepMetrics], kinds: Iterable[str]) -> dict[str, list[int]]:
+    return {k: _sums([part.first_hits_by_kind.get(k, [0, 0]) for part in parts]) for k in sorted(kinds)}
+
+
 @dataclass(slots=True)
 class Window:
     """The steps since the last log line."""
@@ -79,7 +98,7 @@ def log_line(window: Window, step: int, epoch: int, rate: float) -> LogLine:
     seconds = time.monotonic() - window.started
     targets = _sums([m.targets for m in steps])
     kinds = {kind for m in steps for kind in m.first_hits_by_kind}
-    by_kind = {k: _sums([m.first_hits_by_kind.get(k, [0, 0]) for m in steps]) for k in sorted(kinds)}
+    by_kind = _sums_by_kind(steps, kinds)
     return LogLine(
         step=step,
         steps=len(steps),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from synthgen.corpus.sections import Section, positive
@@ -65,6 +66,21 @@ class DraftConfig(Section, frozen=True, kw_only=True):
             raise ValueError(f"head_dim {self.head_dim} is odd: rotary embedding turns pairs")
 
 
+class SpanWeights(Section, frozen=True, kw_only=True):
+    """What a supervised token weighs in the loss, by the kind of its span."""
+
+    thinking: float
+    response: float
+    tool: float
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if not 0 <= (weight := getattr(self, name)) < math.inf:
+                raise ValueError(f"{name} is {weight}, expected 0 or more")
+        if self.thinking == self.response == self.tool == 0:
+            raise ValueError("thinking, response and tool are all 0: nothing would be learned")
+
+
 class TrainConfig(Section, frozen=True, kw_only=True):
     """EAGLE-3 training."""
 
@@ -73,13 +89,17 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     """Weights are float32 masters whatever this is."""
     epochs: int
     batch_tokens: int
-    """Tokens packed into one optimizer step."""
+    """Tokens packed into one batch, the memory of one forward and backward pass."""
+    batches_per_step: int
+    """Batches in one update, over all processes; a multiple of their number. So what is learned doesn't
+    depend on how many there are."""
     max_seq_tokens: int
     """A longer sample is cut; no more than batch_tokens."""
     ttt_steps: int
     """Training-time-test steps; step s is trained on what serving sees at draft position s."""
     ttt_decay: float
     """Weight of step s is ttt_decay ** s, normalised to sum 1."""
+    span_weights: SpanWeights
     optimizer: Literal["muon", "adamw"]
     """muon: Muon for the layer's matrices and AdamW for the rest."""
     learning_rate: float
@@ -100,6 +120,7 @@ class TrainConfig(Section, frozen=True, kw_only=True):
             self,
             "epochs",
             "batch_tokens",
+            "batches_per_step",
             "max_seq_tokens",
             "ttt_steps",
             "ttt_decay",

@@ -13,15 +13,17 @@ from eagle.batches import (
     Batch,
     Document,
     Position,
-    batches,
     find_targets,
     join,
     join_all,
+    kind_weights,
     next_kinds,
+    outline_of,
     pack,
     plan_epoch,
 )
 from eagle.states import SampleStates
+from synthgen.corpus.draft_sections import SpanWeights
 from synthgen.corpus.samples import Sample, Span, SpanKind
 from synthgen.errors import ArtifactError
 
@@ -158,11 +160,14 @@ def test_packing_keeps_tokens_states_and_starts() -> None:
     assert (batch.sample_ids, batch.position) == (("2", "3"), Position(1, 4))
 
 
-def test_batches_go_on_from_any_position() -> None:
-    """From (1, 1) on, the batches are the very ones that follow there in an uninterrupted run."""
-    documents = [join(states(n + 2), sample(n + 2, (1, n + 2, SpanKind.RESPONSE)), 64) for n in range(6)]
-    plans = [plan_epoch([n + 2 for n in range(6)], 9, 3, epoch) for epoch in range(2)]
-    whole = [(b.position, b.token_ids_T.tolist()) for b in batches(documents, plans, Position(0, 0))]
-    rest = [(b.position, b.token_ids_T.tolist()) for b in batches(documents, plans, Position(1, 1))]
-    assert [p for p, _ in whole] == [Position(e, i) for e in range(2) for i in range(len(plans[e]))]
-    assert rest == whole[len(plans[0]) + 1 :]
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.integers(1, 4))
+def test_an_outline_weighs_the_targets_that_a_batch_finds(kinds: list[int], steps: int) -> None:
+    """Thinking 1, response 2, tool 4: the sums are those over the valid targets of each step."""
+    weights = SpanWeights(thinking=1.0, response=2.0, tool=4.0)
+    batch = batch_of(kinds)
+    targets = find_targets(batch, steps)
+    weight_P = kind_weights(weights)[batch.next_kind_T[targets.targets_P].long()]
+    outline = outline_of("s", batch.next_kind_T, weights, steps)
+    assert outline.num_tokens == len(kinds)
+    assert list(outline.target_weights) == (targets.valid_SP * weight_P).sum(1).tolist()

@@ -12,6 +12,7 @@ from eagle.loss import (
     VerifierHead,
     predicted_acceptance,
     prefix_counts,
+    shares,
     step_losses,
     target_logits,
 )
@@ -44,10 +45,16 @@ def problem() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, VerifierHead, T
     return outputs_SNH, head_KH, randn(TARGETS, HIDDEN), verifier, targets
 
 
+def equal_shares(targets: Targets) -> torch.Tensor:
+    """Each target's share of its step's mean, all weighing the same."""
+    weight_P = torch.ones(len(targets.targets_P))
+    return shares(targets, weight_P, targets.valid_SP.sum(1))
+
+
 def from_definition(
     outputs_SNH: torch.Tensor, head_KH: torch.Tensor, logits_PV: torch.Tensor, targets: Targets, decay: float
 ) -> tuple[torch.Tensor, list[list[bool]]]:
-    """Σ γ^s L_s / Σ γ^s, with L_s the mean of -Σ p log q over the targets that carry loss."""
+    """Σ γ^s L_s / Σ γ^s, with L_s the mean of -Σ p log q over the targets, 0 for those outside."""
     total, hits = torch.zeros((), dtype=torch.float64), []
     for step in range(STEPS):
         terms, hit = [], []
@@ -57,8 +64,8 @@ def from_definition(
             log_q = (head_KH @ outputs_SNH[step, targets.row_SP[step, p]]).log_softmax(-1)
             best = int(logits_PV[p].argmax())
             hit.append(TARGET_IDS[int(log_q.argmax())] == best)
-            if best in TARGET_IDS:
-                terms.append(-(logits_PV[p, TARGET_IDS].softmax(-1) * log_q).sum())
+            ce = -(logits_PV[p, TARGET_IDS].softmax(-1) * log_q).sum()
+            terms.append(ce if best in TARGET_IDS else 0 * ce)
         total = total + decay**step * torch.stack(terms).mean()
         hits.append(hit)
     return total / sum(decay**step for step in range(STEPS)), hits
@@ -75,7 +82,9 @@ def test_equals_the_definition(decay: float, chunk_logits: int, monkeypatch: pyt
     expected, hits = from_definition(outputs_SNH, head_KH, logits_PV, targets, decay)
     expected_grads = torch.autograd.grad(expected, (outputs_SNH, head_KH))
 
-    losses = step_losses(outputs_SNH, head_KH, target_logits(verifier, final_PH), targets, decay)
+    losses = step_losses(
+        outputs_SNH, head_KH, target_logits(verifier, final_PH), targets, equal_shares(targets), decay
+    )
     grads = torch.autograd.grad(losses.total, (outputs_SNH, head_KH))
     torch.testing.assert_close(losses.total, expected, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(grads, expected_grads, rtol=1e-6, atol=1e-6)
@@ -89,14 +98,17 @@ def test_gradcheck() -> None:
     outputs_SNH, head_KH, final_PH, verifier, targets = problem()
     says = target_logits(verifier, final_PH)
     assert torch.autograd.gradcheck(
-        lambda outputs, head: step_losses(outputs, head, says, targets, 0.8).total, (outputs_SNH, head_KH)
+        lambda outputs, head: step_losses(outputs, head, says, targets, equal_shares(targets), 0.8).total,
+        (outputs_SNH, head_KH),
     )
 
 
 def test_frozen_head_gets_no_gradient() -> None:
     """With a head that isn't trained only the outputs have one."""
     outputs_SNH, head_KH, final_PH, verifier, targets = problem()
-    losses = step_losses(outputs_SNH, head_KH.detach(), target_logits(verifier, final_PH), targets, 1.0)
+    losses = step_losses(
+        outputs_SNH, head_KH.detach(), target_logits(verifier, final_PH), targets, equal_shares(targets), 1.0
+    )
     losses.total.backward()  # type: ignore[no-untyped-call]
     assert outputs_SNH.grad is not None
     assert head_KH.grad is None
@@ -117,7 +129,7 @@ def test_pruned_logits_are_of_the_normed_state() -> None:
 
 
 def test_target_outside_the_vocabulary_has_no_loss_and_misses() -> None:
-    """Of two targets one is outside: the loss is the other's alone, and accuracy counts both."""
+    """Of two targets one is outside: the mean is over both, the loss only the other's."""
     targets = Targets(
         slots_N=torch.tensor([0, 1]),
         targets_P=torch.tensor([1, 2]),
@@ -125,9 +137,11 @@ def test_target_outside_the_vocabulary_has_no_loss_and_misses() -> None:
         valid_SP=torch.tensor([[True, True]]),
     )
     says = TargetLogits(logits_QK=torch.tensor([[2.0, 0.0]]), inside_P=torch.tensor([True, False]))
-    losses = step_losses(torch.tensor([[[1.0, 0.0], [9.0, 9.0]]]), torch.eye(2), says, targets, 1.0)
+    losses = step_losses(
+        torch.tensor([[[1.0, 0.0], [9.0, 9.0]]]), torch.eye(2), says, targets, equal_shares(targets), 1.0
+    )
     # p = softmax(2, 0) = (0.88079708, 0.11920292); -log softmax(1, 0) = (0.31326169, 1.31326169)
-    assert losses.total.item() == pytest.approx(0.43246461)
+    assert losses.total.item() == pytest.approx(0.43246461 / 2)
     assert losses.hits_SP.tolist() == [[True, False]]
 
 
@@ -140,9 +154,21 @@ def test_no_targets_at_a_step_leaves_the_others() -> None:
         valid_SP=torch.tensor([[True], [False]]),
     )
     says = TargetLogits(logits_QK=torch.tensor([[0.0, 0.0]]), inside_P=torch.tensor([True]))
-    losses = step_losses(torch.zeros(2, 1, 2), torch.eye(2), says, targets, 1.0)
+    losses = step_losses(torch.zeros(2, 1, 2), torch.eye(2), says, targets, equal_shares(targets), 1.0)
     assert losses.total.item() == pytest.approx(0.69314718 / 2)
     assert losses.losses_S.tolist() == pytest.approx([0.69314718, 0.0])
+
+
+def test_a_target_weighs_what_it_is_given() -> None:
+    """Weights 1 and 3 of a whole of 8, of which other batches have the rest: shares 1/8 and 3/8."""
+    targets = Targets(
+        slots_N=torch.tensor([0, 1]),
+        targets_P=torch.tensor([1, 2]),
+        row_SP=torch.tensor([[0, 1], [0, 0]]),
+        valid_SP=torch.tensor([[True, True], [False, True]]),
+    )
+    found_SP = shares(targets, torch.tensor([1.0, 3.0]), torch.tensor([8.0, 4.0]))
+    assert found_SP.tolist() == [[0.125, 0.375], [0.0, 0.75]]
 
 
 def test_prefixes_and_predicted_acceptance() -> None:

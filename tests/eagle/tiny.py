@@ -46,6 +46,7 @@ SETTINGS = {
     "train.compute_dtype": "float32",
     "train.epochs": "2",
     "train.batch_tokens": "64",
+    "train.batches_per_step": "1",
     "train.max_seq_tokens": "48",
     "train.ttt_steps": "3",
     "train.ttt_decay": "1.0",

@@ -1,0 +1,125 @@
+"""One update of the draft: forward, loss and backward over its batches, then the optimizers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from eagle.batches import Batch, Kind, Position, Targets, find_targets, kind_weights
+from eagle.draft import Draft, unroll
+from eagle.feed import Update
+from eagle.loss import VerifierHead, prefix_counts, shares, step_losses, target_logits
+from eagle.optim import Optimizers, rate_at
+from eagle.training_log import StepMetrics, summed
+from synthgen.corpus.draft_sections import TrainConfig
+from synthgen.errors import TrainingError
+
+
+class Objective(nn.Module):
+    """The loss of a batch as a module, so that torch's parallel engines can wrap it."""
+
+    def __init__(self, draft: Draft, verifier: VerifierHead, config: TrainConfig) -> None:
+        super().__init__()
+        self.draft = draft
+        self.verifier = verifier
+        self.config = config
+        self.kind_weights = kind_weights(config.span_weights).to(verifier.norm_H.device)
+
+    def forward(
+        self, batch: Batch, targets: Targets, totals_S: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The batch's part of the loss, of each step's mean `[S]`, and its hits `[S, P]`.
+
+        `totals_S`: the weight of the whole update's targets at each step.
+        """
+        with torch.no_grad():
+            says = target_logits(self.verifier, batch.final_TH[targets.targets_P])
+        outputs_SNH = unroll(
+            self.draft,
+            self.verifier.head_VH.dtype,
+            batch.aux_T3H,
+            self.verifier.embedding_VH[batch.token_ids_T],
+            targets.slots_N,
+            batch.starts,
+            self.config.ttt_steps,
+        )
+        weight_P = self.kind_weights[batch.next_kind_T[targets.targets_P].long()]
+        share_SP = shares(targets, weight_P, totals_S)
+        losses = step_losses(
+            outputs_SNH, self.draft.lm_head.weight, says, targets, share_SP, self.config.ttt_decay
+        )
+        return losses.total, losses.losses_S, losses.hits_SP
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trainee:
+    """Everything that an update changes or reads besides its data."""
+
+    objective: Objective
+    optimizers: Optimizers
+    device: torch.device
+
+    @property
+    def config(self) -> TrainConfig:
+        """How it is trained."""
+        return self.objective.config
+
+
+def train_step(trainee: Trainee, update: Update, step: int, steps: int) -> StepMetrics:
+    """One update, the `step`th of `steps` from 0.
+
+    Raises TrainingError, before anything is changed, when the loss or its gradient isn't finite.
+    """
+    config = trainee.config
+    totals_S = update.totals_S.to(trainee.device)
+    parts: list[StepMetrics] = []
+    sample_ids: list[str] = []
+    for batch in update.batches:
+        parts.append(_accumulate(trainee, batch.to(trainee.device), totals_S))
+        sample_ids += batch.sample_ids
+    grad_norm = nn.utils.clip_grad_norm_(trainee.optimizers.named.values(), config.grad_clip_norm).item()
+    metrics = summed(parts, grad_norm)
+    _require_finite(metrics, step, update.position, sample_ids)
+    trainee.optimizers.step(rate_at(step, steps, config.warmup_fraction))
+    return metrics
+
+
+def _accumulate(trainee: Trainee, batch: Batch, totals_S: torch.Tensor) -> StepMetrics:
+    """Add a batch's gradients to those that are there."""
+    targets = find_targets(batch, trainee.config.ttt_steps)
+    total, losses_S, hits_SP = trainee.objective(batch, targets, totals_S)
+    total.backward()
+    prefix_hits_S, prefix_slots_S = prefix_counts(hits_SP, targets)
+    return StepMetrics(
+        loss=total.item(),
+        grad_norm=0.0,
+        losses=losses_S.tolist(),
+        hits=hits_SP.sum(1).tolist(),
+        targets=targets.valid_SP.sum(1).tolist(),
+        prefix_hits=prefix_hits_S.tolist(),
+        prefix_slots=prefix_slots_S.tolist(),
+        first_hits_by_kind=_by_kind(hits_SP[0], batch.next_kind_T[targets.targets_P]),
+    )
+
+
+def _require_finite(metrics: StepMetrics, step: int, at: Position, sample_ids: Iterable[str]) -> None:
+    if math.isfinite(metrics.loss) and math.isfinite(metrics.grad_norm):
+        return
+    raise TrainingError(
+        f"step {step + 1} (epoch {at.epoch}, batch {at.index}): loss {metrics.loss}, gradient norm "
+        f"{metrics.grad_norm}; samples {', '.join(sample_ids)}. Nothing of this step was applied: check "
+        f"their states, or lower train.learning_rate"
+    )
+
+
+def _by_kind(hits_P: torch.Tensor, kind_P: torch.Tensor) -> dict[str, list[int]]:
+    found = {}
+    for kind in (Kind.THINKING, Kind.RESPONSE, Kind.TOOL):
+        of_kind_P = kind_P == kind
+        if count := int(of_kind_P.sum()):
+            found[kind.name.lower()] = [int(hits_P[of_kind_P].sum()), count]
+    return found
