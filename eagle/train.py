@@ -71,7 +71,7 @@ def train(config: RunConfig) -> Manifest:
     """
     # ---- What goes in, and whether it fits ----------------------------------------------------------
     directory = config.checkpoints_path
-    device = require_device(config.train)
+    require_device(config.train)
     states = require_states(config)
     vocab_made = require_manifest(config.vocab_path, "eagle vocab CONFIG")
     require_fit(
@@ -101,17 +101,8 @@ def train(config: RunConfig) -> Manifest:
     steps = sum(-(-len(plan) // per_step) for plan in plans)
 
     # ---- The draft, as it was left ------------------------------------------------------------------
-    model = Path(config.verifier.model)
-    vocab, weights = load_vocab(config.vocab_path), read_weights(model)
-    draft = build_draft(config.draft, weights, vocab, config.seed).to(device)
-    draft.lm_head.weight.requires_grad_(config.train.head == "trained")
-    eps = read_shape(model).rms_norm_eps
-    dtype = DTYPES[config.train.compute_dtype]
-    trainee = Trainee(
-        objective=Objective(draft, verifier_head(weights, eps, vocab, dtype, device), config.train),
-        optimizers=build_optimizers(draft, config.train),
-        device=device,
-    )
+    trainee = trainee_of(config)
+    draft = trainee.objective.draft
     progress = Progress(step=0, epoch=0, index=0, seconds=0.0, targets=0)
     if saved := checkpoints(directory):
         progress = load_checkpoint(saved[-1], draft, trainee.optimizers)
@@ -154,6 +145,22 @@ def train(config: RunConfig) -> Manifest:
     )
     write_manifest(directory, manifest)
     return manifest
+
+
+def trainee_of(config: RunConfig) -> Trainee:
+    """A fresh draft of the run with its optimizers, and the verifier's head, on the configured device."""
+    device = require_device(config.train)
+    model = Path(config.verifier.model)
+    vocab, weights = load_vocab(config.vocab_path), read_weights(model)
+    draft = build_draft(config.draft, weights, vocab, config.seed).to(device)
+    draft.lm_head.weight.requires_grad_(config.train.head == "trained")
+    dtype = DTYPES[config.train.compute_dtype]
+    verifier = verifier_head(weights, read_shape(model).rms_norm_eps, vocab, dtype, device)
+    return Trainee(
+        objective=Objective(draft, verifier, config.train),
+        optimizers=build_optimizers(draft, config.train),
+        device=device,
+    )
 
 
 def require_device(config: TrainConfig) -> torch.device:

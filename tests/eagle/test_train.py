@@ -101,7 +101,7 @@ GOLDEN = [
 
 
 def test_losses_are_what_they_were(tmp_path: Path) -> None:
-    """Twenty updates from seed 7 in float32: a change that claims no effect leaves these losses as they are."""
+    """Twenty updates from seed 7 in float32: a change without effect leaves these losses as they are."""
     config = tiny_config(tmp_path)
     write_run(config)
     trainee = trainee_of(config)
