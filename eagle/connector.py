@@ -184,10 +184,7 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def _start_save(self, pending: PendingSave) -> None:
         assert self._cache is not None
-        if self._cache.is_cuda:
-            states, event = self._copy_from_gpu(self._cache, pending)
-        else:
-            states, event = gather_states(self._cache, pending.block_ids, len(pending.token_ids)), None
+        states, event = self._copied(self._cache, pending)
         self._copies[pending.request_id] = event
         written = self._writer.submit(states.nbytes, self._write, pending, states, event)
         written.add_done_callback(_report)
@@ -204,10 +201,15 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         )
         write_states(self._spool / file_name(pending.request_id), captured, durable=pending.durable)
 
-    def _copy_from_gpu(
+    def _copied(
         self, cache: torch.Tensor, pending: PendingSave
-    ) -> tuple[torch.Tensor, torch.cuda.Event]:
-        """Copy into pinned memory on a stream of its own, after what the default stream has written."""
+    ) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+        """The states of a request outside the cache, and what tells when they have arrived.
+
+        From a GPU into pinned memory, on a stream of its own, after what the default stream has written.
+        """
+        if not cache.is_cuda:
+            return gather_states(cache, pending.block_ids, len(pending.token_ids)), None
         if self._stream is None:
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream())
