@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -189,7 +190,7 @@ def test_aborted_requests_leave_nothing(server: Server, token_ids: list[int]) ->
             waiting = asyncio.gather(*before)
             came = await asyncio.gather(*middle)
             await waiting
-            return came
+            return list(came)
 
     ended = server.metric("request_success_total")
     assert min(asyncio.run(work())) > 0
