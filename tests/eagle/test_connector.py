@@ -182,6 +182,14 @@ def test_one_of_eight_ranks_writes_and_one_report_frees(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [file_name("r")]
 
 
+def test_a_copy_starts_before_the_forward_pass(tmp_path: Path) -> None:
+    """With the step's metadata: vLLM calls nothing else of the connector before a long prefill is through."""
+    with engine(tmp_path) as eight:
+        eight.end(request("r", asked={"states": "prompt"}), [5, 0, 9])
+        eight.ranks[0].bind_connector_metadata(eight.scheduler.build_connector_meta(None))
+    assert read_states(tmp_path / file_name("r")).token_ids_T.tolist() == [11, 12, 13, 14]
+
+
 KINDS: dict[str, tuple[dict[str, Any], bool]] = {
     "prompt": ({"asked": {"states": "prompt"}}, True),
     "all": ({"asked": {"states": "all", "most": 3}}, True),
