@@ -5,16 +5,15 @@ request that asked for them ends, its blocks are held until they are copied; the
 to one file in the spool directory, aside and renamed, so that a file is complete or absent. A request
 asks with `kv_transfer_params: {"states": "prompt"}`, or `"all"` for prompt and output less the last
 token, which no forward pass has seen; `"most": n` keeps the first n tokens. The reply names the file:
-`{"states_file": …}`.
+`{"states_file": …}`. The file of a prompt is for whoever asked, who waits for it; the file of a whole
+reply may lie until its server is long gone, so it is flushed to the disk before it gets its name.
 
 Written against vLLM's public connector interface; tested with 0.32, on the CPU. Only tensor-parallel
-rank 0 writes: the states are the same on every rank.
+rank 0 writes: every rank holds the states of all tokens, and the same ones.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +36,7 @@ from vllm.v1.spec_decode.extract_hidden_states import ExtractHiddenStatesPropose
 from eagle.bounded_writer import BoundedWriter
 from eagle.no_drafts import skip_drafts
 from eagle.sampling_guard import mend
-from eagle.tensors import save_tensors
+from eagle.spool import Captured, file_name, write_states
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -56,6 +55,8 @@ class PendingSave:
     request_id: str
     token_ids: list[int]
     block_ids: list[int]
+    durable: bool
+    """Whether the file is flushed to the disk: it outlives the request."""
 
 
 @dataclass
@@ -72,13 +73,14 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        require_whole_states(vllm_config)
         self._group = states_group(kv_cache_config)
         self._spool = Path(self._kv_transfer_config.get_from_extra_config("spool", ""))
         if not self._spool.is_absolute():
             raise ValueError("kv_connector_extra_config.spool must be an absolute directory")
         self._pending: list[PendingSave] = []
         draft = vllm_config.speculative_config.draft_model_config.hf_config
-        self._layer_ids = list(draft.eagle_aux_hidden_state_layer_ids)
+        self._layer_ids = tuple(draft.eagle_aux_hidden_state_layer_ids)
         if role is KVConnectorRole.WORKER:
             self._init_worker(vllm_config)
 
@@ -95,6 +97,11 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             logger.warning("replaced vLLM's expand_batch_to_tokens, which is wrong on the CPU (vllm#55005)")
 
     # ---------------------------------------------------------------- scheduler side
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A preempted request computes anew what it had in flight: it must not end without its blocks."""
+        return True
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int, bool]:
         """Nothing is ever loaded."""
@@ -120,9 +127,14 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if request.num_computed_tokens < len(ids):  # it ended before its last token was computed
             return False, None
         self._pending.append(
-            PendingSave(request_id=request.request_id, token_ids=ids, block_ids=list(block_ids))
+            PendingSave(
+                request_id=request.request_id,
+                token_ids=ids,
+                block_ids=list(block_ids),
+                durable=wanted == "all",
+            )
         )
-        return True, {"states_file": file_name(request.request_id), "layer_ids": self._layer_ids}
+        return True, {"states_file": file_name(request.request_id), "layer_ids": list(self._layer_ids)}
 
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
@@ -142,16 +154,19 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._cache = kv_caches[names[0]]
         self._writes = get_tensor_model_parallel_rank() == 0
 
-    def start_load_kv(self, *args: Any, **kwargs: Any) -> None:
-        """Before a step: start copying the requests that ended in the one before. Nothing is ever loaded.
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """Before a step: start copying the requests that ended in the one before.
 
-        A long prefill may follow, so files that wait for the end of it would keep their readers waiting.
+        A long prefill may follow, so files that wait for the end of it would keep their readers waiting;
+        vLLM calls `start_load_kv` only after the forward pass.
         """
-        if self.has_connector_metadata():
-            metadata = self._get_connector_metadata()
-            assert isinstance(metadata, SaveMetadata)
-            for pending in metadata.pending if self._writes else ():
-                self._start_save(pending)
+        super().bind_connector_metadata(connector_metadata)
+        assert isinstance(connector_metadata, SaveMetadata)
+        for pending in connector_metadata.pending if self._writes else ():
+            self._start_save(pending)
+
+    def start_load_kv(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing is ever loaded."""
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """The requests whose states are copied, so that their blocks may be freed."""
@@ -169,21 +184,32 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def _start_save(self, pending: PendingSave) -> None:
         assert self._cache is not None
-        if self._cache.is_cuda:
-            states, event = self._copy_from_gpu(self._cache, pending)
-        else:
-            states, event = gather_states(self._cache, pending.block_ids, len(pending.token_ids)), None
+        states, event = self._copied(self._cache, pending)
         self._copies[pending.request_id] = event
-        path = self._spool / file_name(pending.request_id)
-        written = self._writer.submit(
-            states.nbytes, write_states, path, pending.token_ids, states, self._layer_ids, event
-        )
+        written = self._writer.submit(states.nbytes, self._write, pending, states, event)
         written.add_done_callback(_report)
 
-    def _copy_from_gpu(
+    def _write(self, pending: PendingSave, states: torch.Tensor, copied: torch.cuda.Event | None) -> None:
+        """In a writer thread: one request's file, once the copy of its states has arrived."""
+        if copied is not None:
+            copied.synchronize()
+        captured = Captured(
+            token_ids_T=torch.tensor(pending.token_ids),
+            states_T4H=states,
+            layer_ids=self._layer_ids,
+            dtype=str(states.dtype).removeprefix("torch."),
+        )
+        write_states(self._spool / file_name(pending.request_id), captured, durable=pending.durable)
+
+    def _copied(
         self, cache: torch.Tensor, pending: PendingSave
-    ) -> tuple[torch.Tensor, torch.cuda.Event]:
-        """Copy into pinned memory on a stream of its own, after what the default stream has written."""
+    ) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+        """The states of a request outside the cache, and what tells when they have arrived.
+
+        From a GPU into pinned memory, on a stream of its own, after what the default stream has written.
+        """
+        if not cache.is_cuda:
+            return gather_states(cache, pending.block_ids, len(pending.token_ids)), None
         if self._stream is None:
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream())
@@ -196,7 +222,7 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return states, event
 
     def get_finished_count(self) -> int:
-        """Only rank 0 reports a request as copied."""
+        """One report frees a request's blocks: only rank 0 copies, and tells when it has."""
         return 1
 
     def wait_for_layer_load(self, layer_name: str) -> None:
@@ -219,6 +245,21 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return "LBNHC"
 
 
+def require_whole_states(vllm_config: VllmConfig) -> None:
+    """Raise ValueError where rank 0 would hold only some of the tokens, or another process the states."""
+    parallel = vllm_config.parallel_config
+    sizes = {
+        "pipeline-parallel-size": parallel.pipeline_parallel_size,
+        "decode-context-parallel-size": parallel.decode_context_parallel_size,
+        "prefill-context-parallel-size": parallel.prefill_context_parallel_size,
+    }
+    for name, size in sizes.items():
+        if size > 1:
+            raise ValueError(
+                f"--{name} is {size}: hidden states can be captured with 1 only; use tensor parallelism"
+            )
+
+
 def states_group(kv_cache_config: KVCacheConfig) -> int:
     """Index of the cache group with the hidden states: their own, or the only one (MLA verifiers)."""
     groups = kv_cache_config.kv_cache_groups
@@ -230,11 +271,6 @@ def states_group(kv_cache_config: KVCacheConfig) -> int:
     raise ValueError(f"can't tell which of {len(groups)} KV-cache groups holds the hidden states")
 
 
-def file_name(request_id: str) -> str:
-    """The spool file of a request. A client may choose its request id, so the id itself is no file name."""
-    return f"{hashlib.sha256(request_id.encode()).hexdigest()[:32]}.safetensors"
-
-
 def gather_states(cache: torch.Tensor, block_ids: list[int], num_tokens: int) -> torch.Tensor:
     """States of a request's tokens `[T, 4, H]` out of cache `[num_blocks, 4, block_size, H]`."""
     block_size = cache.shape[2]
@@ -242,30 +278,6 @@ def gather_states(cache: torch.Tensor, block_ids: list[int], num_tokens: int) ->
     blocks = torch.tensor(block_ids[:num_blocks], dtype=torch.long, device=cache.device)
     states = cache[blocks].transpose(1, 2).reshape(num_blocks * block_size, cache.shape[1], cache.shape[3])
     return states[:num_tokens].contiguous()
-
-
-def write_states(
-    path: Path,
-    token_ids: list[int],
-    states: torch.Tensor,
-    layer_ids: list[int],
-    copied: torch.cuda.Event | None,
-) -> None:
-    """Write one request's states aside and rename them to `path`, once the copy has arrived.
-
-    The file's metadata says of which layers they are: it may be packed long after its server is gone.
-    Not fsynced: the spool is transient, what counts is the shard made from it.
-    """
-    if copied is not None:
-        copied.synchronize()
-    metadata = {"layer_ids": json.dumps(layer_ids), "dtype": str(states.dtype).removeprefix("torch.")}
-    aside = path.with_suffix(".tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)  # extraction removes an empty spool
-    try:
-        save_tensors({"token_ids": torch.tensor(token_ids), "states": states}, aside, metadata)
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def _report(future: Future[None]) -> None:

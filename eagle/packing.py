@@ -14,8 +14,9 @@ from types import MappingProxyType
 
 import msgspec
 
-from eagle.prefill import checked, read_states
+from eagle.prefill import checked
 from eagle.shards import read_index, write_shard
+from eagle.spool import read_states
 from eagle.states import SampleStates
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import bar, console
@@ -61,7 +62,7 @@ class Packer:
             write_shard(self._config.states_path, full)
         for states in full:
             if states.sample_id in files:
-                files[states.sample_id].unlink()
+                files[states.sample_id].unlink(missing_ok=True)
 
 
 def captured_files(config: RunConfig, samples: list[Sample]) -> dict[str, Path]:

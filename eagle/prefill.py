@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
-from safetensors import SafetensorError, safe_open
 
+from eagle.spool import Captured, read_states
 from eagle.states import SampleStates
 from eagle.taps import TapPoints
 from synthgen.client.api import ApiClient
@@ -29,19 +28,6 @@ from synthgen.errors import ArtifactError
 FILE_WAIT_S = 60.0
 """A reply may come before its file; a writer that takes longer than this has failed."""
 POLL_S = 0.02
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Captured:
-    """A spool file: token_ids_T `[T]`, states_T4H `[T, 4, H]`, and what the server said they are.
-
-    layer_ids: in the order of the states; empty where a file doesn't say. dtype: as torch calls it.
-    """
-
-    token_ids_T: torch.Tensor
-    states_T4H: torch.Tensor
-    layer_ids: tuple[int, ...]
-    dtype: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,23 +93,6 @@ def _take(path: Path) -> Captured:
     captured = read_states(path)
     path.unlink()
     return captured
-
-
-def read_states(path: Path) -> Captured:
-    """A spool file. Raises ArtifactError when it is damaged or can't be read."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            said = file.metadata() or {}
-            return Captured(
-                token_ids_T=file.get_tensor("token_ids"),
-                states_T4H=file.get_tensor("states"),
-                layer_ids=msgspec.json.decode(said.get("layer_ids", "[]"), type=tuple[int, ...]),
-                dtype=said.get("dtype", ""),
-            )
-    except (SafetensorError, msgspec.MsgspecError) as error:
-        raise ArtifactError(f"{path}: damaged: {error}") from error
-    except OSError as error:
-        raise ArtifactError(f"{path}: can't be read: {error}") from error
 
 
 def checked(sample: Sample, captured: Captured, shape: VerifierShape, config: ExtractConfig) -> SampleStates:

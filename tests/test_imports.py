@@ -148,6 +148,7 @@ ORDER = [
     "eagle.sampling_guard",
     "eagle.no_drafts",
     "eagle.bounded_writer",
+    "eagle.spool",
     "eagle.connector",
     "eagle.prefill",
     "eagle.packing",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -13,10 +12,10 @@ import msgspec
 import pytest
 import torch
 from aiohttp import web
-from safetensors.torch import save_file
 
 from eagle.extract import StatesFailure, extract
 from eagle.shards import read_all, read_index
+from eagle.spool import Captured, write_states
 from eagle.vocab import require_states
 from synthgen.client.launch import captured_layers
 from synthgen.corpus.config import RunConfig
@@ -32,10 +31,11 @@ def spool_file(
     config: RunConfig, name: str, ids: tuple[int, ...], layers: tuple[int, ...] = (2, 4, 5, 8)
 ) -> Path:
     """What the connector writes for a request of these tokens."""
-    config.spool_path.mkdir(parents=True, exist_ok=True)
-    tensors = {"token_ids": torch.tensor(ids), "states": counting_states(ids)}
     path = config.spool_path / f"{name}.safetensors"
-    save_file(tensors, path, {"layer_ids": json.dumps(layers), "dtype": "float32"})
+    states = Captured(
+        token_ids_T=torch.tensor(ids), states_T4H=counting_states(ids), layer_ids=layers, dtype="float32"
+    )
+    write_states(path, states, durable=False)
     return path
 
 
@@ -181,6 +181,42 @@ def test_the_rest_is_asked_for(config: RunConfig, server: ScriptedServer) -> Non
     assert handler.asked == 3
     lengths = {states.sample_id: len(states.token_ids_T) for states in read_all(config.states_path)}
     assert lengths == {"seed00-0": 16, "seed01-0": 17, "seed02-0": 17, "seed03-0": 17}
+
+
+@pytest.mark.parametrize("damage", ["a bit", "cut", "no checksum", "gone"])
+def test_a_damaged_captured_file_costs_a_prefill_and_no_more(
+    config: RunConfig, server: ScriptedServer, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    """It is named, its states come from the server, its file goes; the other file is packed as it is."""
+    traces = [captured(config, 0), captured(config, 1)]
+    write_journal(config.traces_path, traces)
+    write_dataset(config, traces)
+    damaged(captured_path(config, "1"), damage)
+    server.handler = handler = Capturing(config)
+    made = extract(config)
+    assert (made.complete, made.figures["samples"], made.figures["failed"], handler.asked) == (True, 2, 0, 1)
+    assert ("1.safetensors" in capsys.readouterr().err) is (damage != "gone")
+    found = {states.sample_id: states for states in read_all(config.states_path)}
+    assert {sample_id: len(states.token_ids_T) for sample_id, states in found.items()} == {
+        "seed00-0": 16,
+        "seed01-0": 17,
+    }
+    whole = traces[1].prompt_token_ids + traces[1].output_token_ids
+    assert torch.equal(found["seed01-0"].aux.read(), counting_states(whole)[:, :3].bfloat16())
+    assert not config.spool_path.exists()
+
+
+def damaged(path: Path, how: str) -> None:
+    """Damage a file as a disk, a copy that broke off, an older version and a person do."""
+    content = path.read_bytes()
+    if how == "a bit":  # of the last state
+        path.write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
+    elif how == "cut":
+        path.write_bytes(content[:-100])
+    elif how == "no checksum":
+        path.write_bytes(content.replace(b'"crc32"', b'"nr_32"'))
+    else:
+        path.unlink()
 
 
 def test_states_of_another_sample_do_not_count(config: RunConfig, server: ScriptedServer) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
-from eagle.prefill import Captured, checked, read_states, take_states
+from eagle.prefill import checked, take_states
+from eagle.spool import Captured, write_states
 from eagle.states import SampleStates
 from synthgen.corpus.draft_sections import ExtractConfig
 from synthgen.corpus.samples import Sample
@@ -72,15 +72,18 @@ def test_states_of_other_layers_are_refused(layers: tuple[int, ...]) -> None:
         states_of([5, 6, 7], torch.ones(3, 4, 8), layers)
 
 
-def spool_file(path: Path, **metadata: str) -> Path:
+def spool_file(path: Path) -> Path:
     """One token's states."""
-    save_file({"token_ids": torch.tensor([1]), "states": torch.zeros(1, 4, 2)}, path, metadata or None)
+    one = Captured(
+        token_ids_T=torch.tensor([1]), states_T4H=torch.zeros(1, 4, 2), layer_ids=OWN, dtype="float32"
+    )
+    write_states(path, one, durable=False)
     return path
 
 
 def test_a_spool_file_is_taken_once(tmp_path: Path) -> None:
     """Read and removed, with what the server said of it."""
-    path = spool_file(tmp_path / "f.safetensors", layer_ids="[1, 2, 3, 6]", dtype="float32")
+    path = spool_file(tmp_path / "f.safetensors")
     taken = asyncio.run(take_states(path))
     assert (taken.token_ids_T.tolist(), taken.layer_ids, taken.dtype) == ([1], (1, 2, 3, 6), "float32")
     assert list(tmp_path.iterdir()) == []
@@ -99,24 +102,3 @@ def test_files_that_do_not_come_hold_up_nobody(tmp_path: Path) -> None:
 
     ended = asyncio.run(asyncio.wait_for(work(), 20))
     assert {type(one) for one in ended} == {asyncio.CancelledError}
-
-
-def test_a_damaged_spool_file_is_named(tmp_path: Path) -> None:
-    """It can't be a half-written one, those have another name."""
-    path = tmp_path / "f.safetensors"
-    path.write_bytes(b"12345678901234567890")
-    with pytest.raises(ArtifactError, match=r"f\.safetensors: damaged"):
-        asyncio.run(take_states(path))
-    save_file({"token_ids": torch.tensor([1])}, path)
-    with pytest.raises(ArtifactError, match=r"f\.safetensors: damaged: .*states"):
-        read_states(path)
-    with pytest.raises(ArtifactError, match=r"f\.safetensors: damaged"):
-        read_states(spool_file(path, layer_ids="[1, 2"))
-
-
-def test_what_is_no_file_is_named_too(tmp_path: Path) -> None:
-    """A directory, or nothing, under the name of a spool file."""
-    with pytest.raises(ArtifactError, match=r"can't be read: "):
-        read_states(tmp_path)
-    with pytest.raises(ArtifactError, match=r"f\.safetensors: can't be read: No such file"):
-        read_states(tmp_path / "f.safetensors")
