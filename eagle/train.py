@@ -12,7 +12,6 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -36,7 +35,7 @@ from eagle.training_log import (
     log_line,
     note_of,
 )
-from eagle.verifier import read_weights
+from eagle.verifier import weights_of
 from eagle.vocab import load_vocab, require_states, vocab_settings
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import bar, console, waiting
@@ -53,7 +52,7 @@ from synthgen.corpus.manifest import (
     write_manifest,
 )
 from synthgen.corpus.samples import read_samples
-from synthgen.corpus.verifier_config import read_shape
+from synthgen.corpus.verifier_files import shape_of
 from synthgen.errors import ArtifactError, ConfigError, TrainingError
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -154,11 +153,10 @@ def train(config: RunConfig) -> Manifest:
     steps = sum(len(plan) for plan in plans)
 
     # ---- The draft, as it was left ------------------------------------------------------------------
-    model = Path(config.verifier.model)
-    vocab, weights = load_vocab(config.vocab_path), read_weights(model)
+    vocab, weights = load_vocab(config.vocab_path), weights_of(config.verifier)
     draft = build_draft(config.draft, weights, vocab, config.seed).to(device)
     draft.lm_head.weight.requires_grad_(config.train.head == "trained")
-    eps = read_shape(model).rms_norm_eps
+    eps = shape_of(config.verifier).rms_norm_eps
     dtype = DTYPES[config.train.compute_dtype]
     trainee = Trainee(
         draft=draft,
@@ -238,7 +236,7 @@ def read_documents(config: RunConfig) -> list[Document]:
         verify_shard(config.states_path, entry)
     samples = {sample.id: sample for sample in read_samples(config.train_path, config.extract.max_seq_tokens)}
     documents = join_all(read_all(config.states_path), samples, config.train.max_seq_tokens)
-    hidden_size = read_shape(Path(config.verifier.model)).hidden_size
+    hidden_size = shape_of(config.verifier).hidden_size
     found = documents[0].states.aux.values.shape[-1]
     if found != hidden_size:
         raise ArtifactError(
