@@ -218,13 +218,12 @@ def copy_head(
 
     The length is that of the row times `norm_H`: the spread of its logit at a random state.
     """
-    norms: list[torch.Tensor] = []
-    for rows_RH, ids_R in zip(
-        into_KH.split(HEAD_ROWS_AT_ONCE), target_ids_K.split(HEAD_ROWS_AT_ONCE), strict=True
-    ):
+    norms_K = torch.empty(len(target_ids_K))  # made first: between the pieces it would keep each one's room
+    pieces = (torch.split(x, HEAD_ROWS_AT_ONCE) for x in (into_KH, target_ids_K, norms_K))
+    for rows_RH, ids_R, norms_R in zip(*pieces, strict=True):
         rows_RH.copy_(head_VH[ids_R])
-        norms.append((rows_RH * norm_H).norm(dim=1))
-    return torch.cat(norms)
+        norms_R.copy_((rows_RH * norm_H).norm(dim=1))
+    return norms_K
 
 
 def positions_of(starts: Starts, device: torch.device) -> torch.Tensor:
