@@ -7,9 +7,10 @@ here, before a byte of a tensor is read: locally and on the hub alike.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -22,6 +23,7 @@ INDEX_FILE = "model.safetensors.index.json"
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
+PLAIN_NAME = re.compile(r"\w[\w.+-]*")
 PREFIXES = ("", "language_model.")
 DTYPE_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 """What can be trained with, as safetensors names it."""
@@ -96,7 +98,7 @@ def read_index(path: Path) -> dict[str, str]:
             f"{path}: not an index with a weight_map ({type(error).__name__}: {error}): download it again"
         ) from error
     for name, file in weight_map.items():
-        if not file or "\\" in file or PurePosixPath(file).name != file:
+        if not PLAIN_NAME.fullmatch(file):
             raise ArtifactError(
                 f"{path}: weight_map puts `{name}` into {file!r}, which is no plain file name: don't use "
                 f"this checkpoint"
