@@ -228,8 +228,8 @@ def copy_head(
 
 def positions_of(starts: Starts, device: torch.device) -> torch.Tensor:
     """`[T]`: each token's index within its own document."""
-    starts_S = torch.tensor(starts, device=device)
-    return torch.arange(starts[-1], device=device) - starts_S[:-1].repeat_interleave(starts_S.diff())
+    starts_S = torch.tensor(starts)
+    return (torch.arange(starts[-1]) - starts_S[:-1].repeat_interleave(starts_S.diff())).to(device)
 
 
 def _stack(later: list[torch.Tensor], like_TGD: torch.Tensor, slots: int) -> torch.Tensor:

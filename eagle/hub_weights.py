@@ -19,8 +19,17 @@ import msgspec
 from eagle.verifier_tensors import INDEX_FILE, SINGLE_FILE, Place, locate, read_index, wanted_files
 from synthgen.corpus.console import bar
 from synthgen.corpus.files import SPARE, free_bytes, in_units, written_aside
+from synthgen.corpus.sections import VerifierConfig
 from synthgen.corpus.verifier_config import CONFIG_FILE, read_shape
-from synthgen.corpus.verifier_files import HubModel, fetched, imported_hub, refused, snapshot
+from synthgen.corpus.verifier_files import (
+    HubModel,
+    fetched,
+    hub_model,
+    imported_hub,
+    local_directory,
+    refused,
+    snapshot,
+)
 from synthgen.errors import DiskError, ServerError
 
 PIECE_BYTES = 64 << 20
@@ -83,6 +92,14 @@ class HubFiles:
             return None
         except (OSError, ValueError, hub.errors.HTTPError) as error:
             raise refused(self.model, file, error) from error
+
+
+def checkpoint_directory(verifier: VerifierConfig) -> Path:
+    """Where the three tensors of the configured verifier are: its directory, or what is fetched of the hub's.
+
+    Raises what `hub_model` and `weights_directory` raise.
+    """
+    return local_directory(verifier) or weights_directory(hub_model(verifier))
 
 
 def weights_directory(model: HubModel) -> Path:

@@ -13,11 +13,10 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from eagle.hub_weights import weights_directory
+from eagle.hub_weights import checkpoint_directory
 from eagle.verifier_tensors import INDEX_FILE, Place, locate
 from synthgen.corpus.sections import VerifierConfig
 from synthgen.corpus.verifier_config import read_shape
-from synthgen.corpus.verifier_files import hub_model, local_directory
 from synthgen.errors import ArtifactError
 
 
@@ -61,9 +60,9 @@ class LocalFiles:
 def weights_of(verifier: VerifierConfig) -> VerifierWeights:
     """The weights of the configured verifier, a local directory or a model of the hub.
 
-    Raises what `read_weights` and `weights_directory` raise.
+    Raises what `read_weights` and `checkpoint_directory` raise.
     """
-    return read_weights(local_directory(verifier) or weights_directory(hub_model(verifier)))
+    return read_weights(checkpoint_directory(verifier))
 
 
 def read_weights(model: Path) -> VerifierWeights:

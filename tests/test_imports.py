@@ -166,6 +166,7 @@ ORDER = [
     "eagle.checkpoint",
     "eagle.training_log",
     "eagle.train",
+    "eagle.dry_run",
     "eagle.export",
     "eagle.accept",
     "eagle.__main__",

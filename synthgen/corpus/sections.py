@@ -247,6 +247,8 @@ class PlanConfig(Section, frozen=True, kw_only=True):
 
     hidden_size: int | None
     """Of the verifier, while its config.json isn't here; null reads that."""
+    vocab_size: int | None
+    """The same of its vocabulary, for `eagle train --dry-run`."""
     load_s: float
     """From starting a server to its first reply."""
     generate_tokens_per_s: float
@@ -257,5 +259,4 @@ class PlanConfig(Section, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         positive(self, "load_s", "generate_tokens_per_s", "prefill_tokens_per_s", "train_tokens_per_s")
-        if self.hidden_size is not None:
-            positive(self, "hidden_size")
+        positive(self, *(name for name in ("hidden_size", "vocab_size") if getattr(self, name) is not None))
