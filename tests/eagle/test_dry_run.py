@@ -92,7 +92,7 @@ def test_the_unroll_on_meta_takes_what_a_real_one_takes(tmp_path: Path, fc_norm:
     assert starts == (0, 48, 64)
     with FlopCounterMode(display=False) as counter:
         aux, embeddings = torch.randn(64, 3, HIDDEN), torch.randn(64, HIDDEN)
-        unroll(draft, torch.float32, aux, embeddings, torch.arange(64), starts, 3).sum().backward()
+        unroll(draft, torch.float32, aux, embeddings, torch.arange(64), starts, 3).sum().backward()  # type: ignore[no-untyped-call]
     with torch.device("meta"):
         shape = Draft(config.draft, HIDDEN, config.vocab.size)
     flops, activation_bytes = unroll_costs(shape, starts, torch.float32, 3)
@@ -124,7 +124,7 @@ def test_the_loss_takes_what_its_formula_says(tmp_path: Path, head: str) -> None
         says = target_logits(verifier, torch.randn(tokens, HIDDEN))
         asked = counter.get_total_flops()
         outputs = torch.randn(steps, tokens, HIDDEN, requires_grad=True)
-        step_losses(outputs, draft.lm_head.weight, says, targets, 1.0).total.backward()
+        step_losses(outputs, draft.lm_head.weight, says, targets, 1.0).total.backward()  # type: ignore[no-untyped-call]
     assert loss_flops(config, sizes_of(config)) == {
         "verifier logits": asked,
         "draft logits and gradients": counter.get_total_flops() - asked,
