@@ -185,32 +185,43 @@ def test_what_is_no_id_is_not_asked_for(model: str) -> None:
 
 
 def test_offline_without_a_cache_is_told(tmp_path: Path, hub: ModelHub) -> None:
-    """And so is a hub that doesn't answer."""
+    """Nothing is cached, or config.json alone."""
     done = read(tmp_path, hub, "org/model", "", "shape", HF_HUB_OFFLINE="1")
     assert "its config.json isn't in the cache: run once without HF_HUB_OFFLINE, or mend" in done.stderr
     assert (done.returncode, hub.asked) == (2, [])
     assert read(tmp_path, hub, "org/model", "", "shape").returncode == 0
     done = read(tmp_path, hub, "org/model", HF_HUB_OFFLINE="1")
     assert ".safetensors.index.json isn't in the cache: run once without HF_HUB_OFFLINE" in done.stderr
+
+
+def test_a_hub_that_does_not_answer_is_told(tmp_path: Path) -> None:
+    """With what to see to, and the other way."""
     done = read(tmp_path, None, "org/none", "", "shape", HF_ENDPOINT="http://127.0.0.1:9")
     assert done.returncode == 2
     assert "and as a hub id its config.json can't be had: " in done.stderr
     assert "see to the network (HF_ENDPOINT, proxies) and run the same command again" in done.stderr
 
 
-def test_files_that_a_repository_lacks_are_told(tmp_path: Path, hub: ModelHub) -> None:
+@pytest.mark.parametrize(
+    ("gone", "told"),
+    [
+        (
+            "model-00003.safetensors",
+            f"error: org/model@{COMMIT}/model-00003.safetensors: no such file, but "
+            f"model.safetensors.index.json names it: ",
+        ),
+        (
+            "model.safetensors.index.json",
+            f"error: org/model@{COMMIT}/model.safetensors: neither model.safetensors nor "
+            f"model.safetensors.index.json is there",
+        ),
+        ("config.json", "error: verifier.model org/model: the hub's repository has no config.json: "),
+    ],
+)
+def test_a_file_that_a_repository_lacks_is_told(tmp_path: Path, hub: ModelHub, gone: str, told: str) -> None:
     """A shard of the index, both forms of weights, config.json."""
-    (hub.directory / "model-00003.safetensors").unlink()
-    assert (
-        f"error: org/model@{COMMIT}/model-00003.safetensors: no such file, but model.safetensors.index.json "
-        f"names it: " in read(tmp_path, hub, "org/model").stderr
-    )
-    (hub.directory / "model.safetensors.index.json").unlink()
-    done = read(tmp_path / "other", hub, "org/model")
-    assert "neither model.safetensors nor model.safetensors.index.json is there" in done.stderr
-    (hub.directory / "config.json").unlink()
-    done = read(tmp_path / "another", hub, "org/model", "", "shape")
-    assert "verifier.model org/model: the hub's repository has no config.json: " in done.stderr
+    (hub.directory / gone).unlink()
+    assert told in read(tmp_path, hub, "org/model").stderr
 
 
 def test_a_connection_that_breaks_is_asked_again(tmp_path: Path) -> None:
