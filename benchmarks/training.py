@@ -121,11 +121,11 @@ def summary(rounds: list[dict[str, dict[str, Any]]]) -> dict[str, float]:
     """Medians over rounds; a ratio is the median of the rounds' own."""
 
     def median(name: str, key: str) -> float:
-        return statistics.median(found[name][key] for found in rounds)
+        return statistics.median(float(found[name][key]) for found in rounds)
 
     def ratio(ours: str, theirs: str) -> float:
         key = "supervised_tok_s"
-        return statistics.median(found[ours][key] / found[theirs][key] for found in rounds)
+        return statistics.median(float(found[ours][key] / found[theirs][key]) for found in rounds)
 
     figures = {"ours_tok_s": median("ours matched", "supervised_tok_s")}
     if "SpecForge matched" in rounds[0]:

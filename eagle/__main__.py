@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 
 from eagle.accept import accept as measure_acceptance
+from eagle.dry_run import dry_run, print_dry_run
 from eagle.export import export as export_draft
 from eagle.extract import extract as extract_states
 from eagle.train import train as train_draft
@@ -18,6 +19,7 @@ from eagle.vocab import make_vocab
 from synthgen.corpus.console import console, exits, tables
 from synthgen.corpus.files import in_units
 from synthgen.corpus.settings import load_config, save_config
+from synthgen.errors import ConfigError
 
 app = typer.Typer(
     help="EAGLE-3 drafts from a corpus of traces: states, vocabulary, training, export, acceptance.",
@@ -72,13 +74,33 @@ def vocab(config: Config, set_: Overrides = []) -> None:  # noqa: B006
 
 
 @app.command()
-def train(config: Config, set_: Overrides = []) -> None:  # noqa: B006
+def train(
+    config: Config,
+    set_: Overrides = [],  # noqa: B006
+    only_sized: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Print what one step takes: nothing is loaded, nothing written."),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --dry-run: one JSON object instead of tables.")
+    ] = False,
+) -> None:
     """Train the draft; goes on from the newest checkpoint.
 
-    Example: `eagle train configs/demo.yaml --set train.epochs=3`
+    Examples: `eagle train configs/demo.yaml --set train.epochs=3`,
+    `eagle train configs/kimi-k2.5.yaml --dry-run`
     """
     with exits():
         loaded = load_config(config, tuple(set_))
+        if only_sized:
+            sized = dry_run(loaded)
+            if as_json:
+                print(msgspec.json.encode(sized).decode())
+            else:
+                print_dry_run(sized)
+            return
+        if as_json:
+            raise ConfigError("--json goes with --dry-run: training's figures are in its manifest.json")
         figures = train_draft(loaded).figures
         save_config(loaded, loaded.checkpoints_path / "run.yaml")
         console.print(

@@ -15,7 +15,6 @@ import statistics
 import time
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from eagle.export import check_draft
 from synthgen.client.api import ApiClient, client_for
@@ -37,7 +36,7 @@ from synthgen.corpus.manifest import (
     write_manifest,
 )
 from synthgen.corpus.records import Record, Sampling, SeedPrompt
-from synthgen.corpus.verifier_config import read_shape
+from synthgen.corpus.verifier_files import shape_of
 from synthgen.errors import ServerError, first_of
 
 BASE, DRAFTED, UNTRAINED = "base", "drafted", "untrained"
@@ -99,7 +98,7 @@ def accept(config: RunConfig) -> Manifest:
     drafts = {"draft": config.export_path}
     if config.accept.untrained:
         drafts["untrained"] = config.untrained_path
-    shape = read_shape(Path(config.verifier.model))
+    shape = shape_of(config.verifier)
     inputs = {}
     for name, path in drafts.items():
         inputs[name] = digest_of(require_manifest(path, f"eagle export CONFIG{UNTRAINED_FLAG[name]}"))

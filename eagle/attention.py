@@ -74,7 +74,7 @@ def masked_attention(
     starts: Starts,
 ) -> torch.Tensor:
     """The same by SDPA with a boolean mask: runs on any device, slower, and needs a mask in memory."""
-    bounds = torch.searchsorted(slots_N, torch.tensor(starts, device=slots_N.device)).tolist()
+    bounds = _slots_before(slots_N, starts)
     groups = q_NAD.shape[1] // k_TGD.shape[1]
     outputs = []
     for (start, end), (low, high) in zip(itertools.pairwise(starts), itertools.pairwise(bounds), strict=True):
@@ -89,6 +89,13 @@ def masked_attention(
         )
         outputs.append(out[0].transpose(0, 1))
     return torch.cat(outputs)
+
+
+def _slots_before(slots_N: torch.Tensor, starts: Starts) -> list[int]:
+    """How many slots lie before each start; where every token is one, their values aren't needed."""
+    if len(slots_N) == starts[-1]:
+        return list(starts)
+    return torch.searchsorted(slots_N, torch.tensor(starts, device=slots_N.device)).tolist()
 
 
 def ttt_mask(slots_n: torch.Tensor, tokens: int, later_steps: int) -> torch.Tensor:

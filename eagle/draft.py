@@ -23,6 +23,8 @@ from eagle.vocab import VocabMap
 from synthgen.corpus.draft_sections import DraftConfig
 
 INIT_STD = 0.02
+HEAD_ROWS_AT_ONCE = 1024
+"""Of the verifier's head, while a fresh draft's is made: 30 MB in float32 for Kimi-K2.5."""
 INIT_LOGIT_STD = 2.0
 """Spread of a fresh draft's logits at a random state."""
 HEAD_NAME = "lm_head.weight"
@@ -194,7 +196,6 @@ def build_draft(config: DraftConfig, verifier: VerifierWeights, vocab: VocabMap,
         draft = Draft(config, len(verifier.norm_H), vocab.size)
     draft.to_empty(device="cpu")
     generator = torch.Generator().manual_seed(seed)
-    head_KH = verifier.head_VH[vocab.target_ids_K].float()
     norm_H = verifier.norm_H.float()
     with torch.no_grad():
         for weight in draft.parameters():
@@ -205,16 +206,30 @@ def build_draft(config: DraftConfig, verifier: VerifierWeights, vocab: VocabMap,
         draft.fc.weight.zero_()[:, -len(norm_H) :].fill_diagonal_(1.0)
         draft.midlayer.self_attn.o_proj.weight.zero_()
         draft.midlayer.mlp.down_proj.weight.zero_()
-        spread = (head_KH * norm_H).norm(dim=1).mean()
-        draft.norm.weight.copy_(norm_H * (INIT_LOGIT_STD / spread))
-        draft.lm_head.weight.copy_(head_KH)
+        norms_K = copy_head(draft.lm_head.weight, verifier.head_VH, vocab.target_ids_K, norm_H)
+        draft.norm.weight.copy_(norm_H * (INIT_LOGIT_STD / norms_K.mean()))
     return draft
+
+
+def copy_head(
+    into_KH: torch.Tensor, head_VH: torch.Tensor, target_ids_K: torch.Tensor, norm_H: torch.Tensor
+) -> torch.Tensor:
+    """Copy the target ids' rows of the verifier's head, a few at a time; return each row's length, `[K]`.
+
+    The length is that of the row times `norm_H`: the spread of its logit at a random state.
+    """
+    norms_K = torch.empty(len(target_ids_K))  # made first: between the pieces it would keep each one's room
+    pieces = (torch.split(x, HEAD_ROWS_AT_ONCE) for x in (into_KH, target_ids_K, norms_K))
+    for rows_RH, ids_R, norms_R in zip(*pieces, strict=True):
+        rows_RH.copy_(head_VH[ids_R])
+        norms_R.copy_((rows_RH * norm_H).norm(dim=1))
+    return norms_K
 
 
 def positions_of(starts: Starts, device: torch.device) -> torch.Tensor:
     """`[T]`: each token's index within its own document."""
-    starts_S = torch.tensor(starts, device=device)
-    return torch.arange(starts[-1], device=device) - starts_S[:-1].repeat_interleave(starts_S.diff())
+    starts_S = torch.tensor(starts)
+    return (torch.arange(starts[-1]) - starts_S[:-1].repeat_interleave(starts_S.diff())).to(device)
 
 
 def _stack(later: list[torch.Tensor], like_TGD: torch.Tensor, slots: int) -> torch.Tensor:

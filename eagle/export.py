@@ -19,7 +19,7 @@ from eagle.draft import Draft, build_draft
 from eagle.taps import TapPoints
 from eagle.tensors import save_tensors
 from eagle.train import train_settings
-from eagle.verifier import read_weights
+from eagle.verifier import weights_of
 from eagle.vocab import VocabMap, load_vocab
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import console
@@ -35,7 +35,8 @@ from synthgen.corpus.manifest import (
     require_manifest,
     write_manifest,
 )
-from synthgen.corpus.verifier_config import VerifierShape, read_shape
+from synthgen.corpus.verifier_config import VerifierShape
+from synthgen.corpus.verifier_files import shape_of
 from synthgen.errors import ArtifactError
 
 WEIGHTS = "model.safetensors"
@@ -51,9 +52,8 @@ def export(config: RunConfig, *, untrained: bool = False) -> Manifest:
     started = time.monotonic()
     made = require_manifest(config.vocab_path, "eagle vocab CONFIG")
     inputs = {"vocab": digest_of(made)}
-    model = Path(config.verifier.model)
     vocab = load_vocab(config.vocab_path)
-    draft = build_draft(config.draft, read_weights(model), vocab, config.seed)
+    draft = build_draft(config.draft, weights_of(config.verifier), vocab, config.seed)
     figures: dict[str, Any] = {"step": 0}
     if not untrained:
         trained = require_manifest(config.checkpoints_path, "eagle train CONFIG")
@@ -65,7 +65,7 @@ def export(config: RunConfig, *, untrained: bool = False) -> Manifest:
         inputs["checkpoints"] = digest_of(trained)
         figures = {"step": load_progress(checkpoint).step, "trained": trained.figures}
     out = config.untrained_path if untrained else config.export_path
-    shape = read_shape(model)
+    shape = shape_of(config.verifier)
     found = read_manifest(out)
     if found is not None and found.settings == as_json(train_settings(config)) and found.inputs == inputs:
         check_draft(out, shape)

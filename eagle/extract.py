@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 from eagle.packing import Packer, captured_files, pack_captured, tidy_spool, tokens_to_store
@@ -40,7 +39,8 @@ from synthgen.corpus.manifest import (
 )
 from synthgen.corpus.records import Record
 from synthgen.corpus.samples import Sample, read_samples
-from synthgen.corpus.verifier_config import VerifierShape, read_shape, state_bytes_per_token
+from synthgen.corpus.verifier_config import VerifierShape, state_bytes_per_token
+from synthgen.corpus.verifier_files import shape_of
 from synthgen.errors import ArtifactError, RequestFailed
 
 FAILURES_NAME = "failures.jsonl"
@@ -69,7 +69,7 @@ def extract(config: RunConfig, *, retry_failed: bool = False) -> Manifest:
 
 
 def _extract(config: RunConfig, dataset: Manifest, *, retry_failed: bool) -> Manifest:
-    shape = read_shape(Path(config.verifier.model))
+    shape = shape_of(config.verifier)
     taps = TapPoints(aux=config.extract.aux_layers, num_layers=shape.num_layers)
     settings = _settings(config, taps)
     before = read_manifest(config.states_path)

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 import torch
@@ -21,7 +20,7 @@ from eagle.batches import Batch, Document, Outline, Position, join_all, outline_
 from eagle.shards import read_all, read_index, verify_shard
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.samples import read_samples
-from synthgen.corpus.verifier_config import read_shape
+from synthgen.corpus.verifier_files import shape_of
 from synthgen.errors import ArtifactError, ConfigError
 
 T = TypeVar("T")
@@ -96,7 +95,7 @@ def read_documents(config: RunConfig) -> list[Document]:
         verify_shard(config.states_path, entry)
     samples = {sample.id: sample for sample in read_samples(config.train_path, config.extract.max_seq_tokens)}
     documents = join_all(read_all(config.states_path), samples, config.train.max_seq_tokens)
-    hidden_size = read_shape(Path(config.verifier.model)).hidden_size
+    hidden_size = shape_of(config.verifier).hidden_size
     found = documents[0].states.aux.values.shape[-1]
     if found != hidden_size:
         raise ArtifactError(

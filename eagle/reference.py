@@ -9,10 +9,15 @@ from typing import Any
 import torch
 
 
-def load_reference(model: Path) -> Any:
-    """The model in float32. transformers is imported here: it takes seconds, and most commands do without."""
+def load_reference(model: Path | str, revision: str | None = None) -> Any:
+    """A directory or hub id in float32.
+
+    transformers is imported here: it takes seconds, and most commands do without.
+    """
     transformers = importlib.import_module("transformers")
-    return transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        model, revision=revision, dtype=torch.float32
+    ).eval()
 
 
 def reference_states(model: Any, token_ids_T: torch.Tensor, aux: tuple[int, int, int]) -> torch.Tensor:

@@ -11,7 +11,6 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -34,7 +33,7 @@ from eagle.training_log import (
     log_line,
     note_of,
 )
-from eagle.verifier import read_weights
+from eagle.verifier import weights_of
 from eagle.vocab import load_vocab, require_states, vocab_settings
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import bar, console, waiting
@@ -50,7 +49,7 @@ from synthgen.corpus.manifest import (
     require_manifest,
     write_manifest,
 )
-from synthgen.corpus.verifier_config import read_shape
+from synthgen.corpus.verifier_files import shape_of
 from synthgen.errors import ConfigError
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -150,12 +149,11 @@ def train(config: RunConfig) -> Manifest:
 def trainee_of(config: RunConfig) -> Trainee:
     """A fresh draft of the run with its optimizers, and the verifier's head, on the configured device."""
     device = require_device(config.train)
-    model = Path(config.verifier.model)
-    vocab, weights = load_vocab(config.vocab_path), read_weights(model)
+    vocab, weights = load_vocab(config.vocab_path), weights_of(config.verifier)
     draft = build_draft(config.draft, weights, vocab, config.seed).to(device)
     draft.lm_head.weight.requires_grad_(config.train.head == "trained")
     dtype = DTYPES[config.train.compute_dtype]
-    verifier = verifier_head(weights, read_shape(model).rms_norm_eps, vocab, dtype, device)
+    verifier = verifier_head(weights, shape_of(config.verifier).rms_norm_eps, vocab, dtype, device)
     return Trainee(
         objective=Objective(draft, verifier, config.train),
         optimizers=build_optimizers(draft, config.train),

@@ -1,28 +1,23 @@
 """The three tensors of the verifier that training needs, read by key: the model is never loaded.
 
 A Kimi-K2.5 checkpoint is 547 GB; embedding, final norm and head are 4.7 GB of it. Plain, sharded
-(`*.index.json`) and nested layouts (`language_model.…` keys, `text_config`) are read alike.
+(`*.index.json`) and nested layouts (`language_model.…` keys, `text_config`) are read alike. The tensors are
+mapped from their files: they take memory only where they are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
+from eagle.hub_weights import checkpoint_directory
+from eagle.verifier_tensors import INDEX_FILE, Place, locate
+from synthgen.corpus.sections import VerifierConfig
 from synthgen.corpus.verifier_config import read_shape
 from synthgen.errors import ArtifactError
-
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
-EMBEDDING = "model.embed_tokens.weight"
-FINAL_NORM = "model.norm.weight"
-HEAD = "lm_head.weight"
-PREFIXES = ("", "language_model.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,50 +32,57 @@ class VerifierWeights:
     head_VH: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class LocalFiles:
+    """The files of a checkpoint directory."""
+
+    directory: Path
+
+    def place(self, file: str) -> str:
+        """As messages name it."""
+        return str(self.directory / file)
+
+    def index(self) -> Path | None:
+        """The index; None when there is none."""
+        path = self.directory / INDEX_FILE
+        return path if path.exists() else None
+
+    def read(self, file: str, start: int, end: int) -> bytes | None:
+        """Bytes [start, end) of a file; None when it isn't there."""
+        path = self.directory / file
+        if not path.exists():
+            return None
+        with path.open("rb") as opened:
+            opened.seek(start)
+            return opened.read(end - start)
+
+
+def weights_of(verifier: VerifierConfig) -> VerifierWeights:
+    """The weights of the configured verifier, a local directory or a model of the hub.
+
+    Raises what `read_weights` and `checkpoint_directory` raise.
+    """
+    return read_weights(checkpoint_directory(verifier))
+
+
 def read_weights(model: Path) -> VerifierWeights:
     """Embedding, final norm and head of the checkpoint in `model`, in the dtype they are stored in.
 
-    Raises ArtifactError when one is missing or its shape doesn't fit `config.json`.
+    Raises ArtifactError when one is missing or quantised, or its shape doesn't fit `config.json`.
     """
-    shape = read_shape(model)
-    embedding_VH = _read(model, EMBEDDING)
-    norm_H = _read(model, FINAL_NORM)
-    if embedding_VH is None or norm_H is None:
-        missing = EMBEDDING if embedding_VH is None else FINAL_NORM
-        raise ArtifactError(f"{model}: no tensor `{missing}`, with or without the prefix `language_model.`")
-    head_VH = _read(model, HEAD)
-    weights = VerifierWeights(
-        embedding_VH=embedding_VH, norm_H=norm_H, head_VH=embedding_VH if head_VH is None else head_VH
+    places = locate(LocalFiles(model), read_shape(model))
+    embedding_VH = _mapped(model, places.embedding)
+    return VerifierWeights(
+        embedding_VH=embedding_VH,
+        norm_H=_mapped(model, places.norm),
+        head_VH=embedding_VH if places.head is None else _mapped(model, places.head),
     )
-    for name, tensor, expected in (
-        (EMBEDDING, weights.embedding_VH, (shape.vocab_size, shape.hidden_size)),
-        (FINAL_NORM, weights.norm_H, (shape.hidden_size,)),
-        (HEAD, weights.head_VH, (shape.vocab_size, shape.hidden_size)),
-    ):
-        if tuple(tensor.shape) != expected:
-            raise ArtifactError(f"{model}: `{name}` is {tuple(tensor.shape)}, config.json says {expected}")
-    return weights
 
 
-def _read(model: Path, key: str) -> torch.Tensor | None:
-    for file, name in _places(model, key):
-        with safe_open(file, framework="pt") as tensors:
-            if name in tensors.keys():  # noqa: SIM118 -- safe_open is no mapping
-                tensor: torch.Tensor = tensors.get_tensor(name)
-                return tensor
-    return None
-
-
-def _places(model: Path, key: str) -> Iterator[tuple[Path, str]]:
-    names = [prefix + key for prefix in PREFIXES]
-    index = model / INDEX_FILE
-    if index.exists():
-        weight_map: dict[str, str] = msgspec.json.decode(index.read_bytes())["weight_map"]
-        for name in names:
-            if name in weight_map:
-                yield model / Path(weight_map[name]).name, name
-    elif (model / SINGLE_FILE).exists():
-        for name in names:
-            yield model / SINGLE_FILE, name
-    else:
-        raise ArtifactError(f"{model}: neither {SINGLE_FILE} nor {INDEX_FILE} is there")
+def _mapped(model: Path, place: Place) -> torch.Tensor:
+    try:
+        with safe_open(model / place.file, framework="pt") as tensors:
+            tensor: torch.Tensor = tensors.get_tensor(place.name)
+            return tensor
+    except SafetensorError as error:
+        raise ArtifactError(f"{model / place.file}: damaged: {error}: download it again") from error

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +19,7 @@ from eagle.reference import load_reference, reference_states
 from eagle.shards import ShardEntry, read_index, read_shard, verify_shard
 from eagle.states import SampleStates
 from eagle.taps import TapPoints
-from eagle.verifier import VerifierWeights, read_weights
+from eagle.verifier import VerifierWeights, weights_of
 from synthgen.client.control import Control, api_key
 from synthgen.client.launch import plain, serving_url
 from synthgen.corpus.config import RunConfig
@@ -29,7 +28,7 @@ from synthgen.corpus.journal import read_journal
 from synthgen.corpus.manifest import require_manifest
 from synthgen.corpus.records import Record
 from synthgen.corpus.samples import DatasetRow, Sample, read_samples
-from synthgen.corpus.verifier_config import read_shape
+from synthgen.corpus.verifier_files import hub_model, local_directory, shape_of
 from synthgen.errors import ArtifactError
 
 PROBE_AGREEMENT = {"bfloat16": 0.995, "float8_e4m3fn": 0.97}
@@ -108,7 +107,7 @@ def verify_states(config: RunConfig, checks: Checks) -> StatesReport:
             progress.advance()
     if missing := sorted(samples.keys() - found):
         problems.append(f"{len(missing)} samples of the dataset have no states, the first is {missing[0]}")
-    problems += _normed(close, _weights(config))
+    problems += _normed(close, weights_of(config.verifier))
     probe = _probe(config, close, checks.live)
     taps = _tap_errors(config, close) if checks.reference else ()
     stored = config.extract.states_dtype
@@ -202,7 +201,7 @@ def _agreement(
     config: RunConfig, close: list[SampleStates], wanted: list[list[int | None]], against: str
 ) -> Probe | None:
     """`wanted[i][t]` is the token that should be the most likely after token t of sample i."""
-    weights, eps = _weights(config), read_shape(Path(config.verifier.model)).rms_norm_eps
+    weights, eps = weights_of(config.verifier), shape_of(config.verifier).rms_norm_eps
     same = tokens = 0
     for states, after in zip(close, wanted, strict=True):
         found_F = likeliest(states.final.read(), weights, eps)
@@ -213,10 +212,6 @@ def _agreement(
     if not tokens:
         return None
     return Probe(against=against, samples=len(close), tokens=tokens, agreement=same / tokens)
-
-
-def _weights(config: RunConfig) -> VerifierWeights:
-    return read_weights(Path(config.verifier.model))
 
 
 def likeliest(final_FH: torch.Tensor, weights: VerifierWeights, eps: float) -> torch.Tensor:
@@ -232,9 +227,10 @@ def _argmax(final_FH: torch.Tensor, weights: VerifierWeights, eps: float) -> tor
 
 def _tap_errors(config: RunConfig, close: Iterable[SampleStates]) -> tuple[TapError, ...]:
     """Each tap against transformers, at the tokens whose states are kept."""
-    model_path = Path(config.verifier.model)
-    taps = TapPoints(aux=config.extract.aux_layers, num_layers=read_shape(model_path).num_layers)
-    model = load_reference(model_path)
+    taps = TapPoints(aux=config.extract.aux_layers, num_layers=shape_of(config.verifier).num_layers)
+    model = load_reference(
+        local_directory(config.verifier) or hub_model(config.verifier).id, config.verifier.revision
+    )
     errors: list[list[torch.Tensor]] = [[], [], [], []]
     for states in close:
         want_T4H = reference_states(model, states.token_ids_T, taps.aux)

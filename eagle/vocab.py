@@ -28,7 +28,7 @@ from synthgen.corpus.manifest import (
     write_manifest,
 )
 from synthgen.corpus.samples import Sample, SpanKind, read_samples
-from synthgen.corpus.verifier_config import read_shape
+from synthgen.corpus.verifier_files import shape_of
 from synthgen.errors import ArtifactError, ConfigError
 
 FILE_NAME = "vocab.safetensors"
@@ -135,7 +135,7 @@ def require_states(config: RunConfig) -> Manifest:
     Raises ArtifactError when they are missing, of another verifier, or of other layers.
     """
     states = require_manifest(config.states_path, "eagle extract CONFIG")
-    layers = [*config.extract.aux_layers, read_shape(Path(config.verifier.model)).num_layers]
+    layers = [*config.extract.aux_layers, shape_of(config.verifier).num_layers]
     wanted = {
         "verifier": {"model": config.verifier.model, "revision": config.verifier.revision},
         "taps": states.settings["taps"] | {"ids": layers},
@@ -168,7 +168,7 @@ def make_vocab(config: RunConfig) -> Manifest:
         if found.complete:
             return found
     samples = read_samples(config.train_path, config.extract.max_seq_tokens)
-    counts_V = count_supervised(samples, read_shape(Path(config.verifier.model)).vocab_size)
+    counts_V = count_supervised(samples, shape_of(config.verifier).vocab_size)
     if not counts_V.any():
         raise ArtifactError(
             f"{config.dataset_path}: none of the {len(samples)} samples has a supervised token: "

@@ -25,7 +25,8 @@ from synthgen.corpus.console import console, tables
 from synthgen.corpus.files import free_bytes, in_units, require_free_disk
 from synthgen.corpus.manifest import read_manifest, require_manifest
 from synthgen.corpus.settings import save_config
-from synthgen.corpus.verifier_config import VerifierShape, read_shape
+from synthgen.corpus.verifier_config import VerifierShape
+from synthgen.corpus.verifier_files import shape_at_hand, shape_of
 from synthgen.errors import ConfigError, DiskError, SynthgenError
 from synthgen.plan.costs import Plan
 from synthgen.plan.stages import plan
@@ -85,8 +86,8 @@ def stage_command(stage: Stage, config_path: Path) -> list[str]:
 
 def print_commands(config: RunConfig, config_path: Path, overrides: tuple[str, ...]) -> None:
     """Print each stage's command; refuse what `run` would refuse."""
-    if Path(config.verifier.model).is_dir():
-        require_fitting(config, read_shape(Path(config.verifier.model)))
+    if shape := shape_at_hand(config.verifier):
+        require_fitting(config, shape)
     sets = [part for override in overrides for part in ("--set", override)]
     for stage in stages(config):
         package, name, *flags = stage.command
@@ -95,7 +96,7 @@ def print_commands(config: RunConfig, config_path: Path, overrides: tuple[str, .
 
 def run(config: RunConfig) -> dict[str, Any]:
     """Run all stages; return the line that sums them up. Raises StageFailed when one fails."""
-    require_fitting(config, read_shape(Path(config.verifier.model)))
+    require_fitting(config, shape_of(config.verifier))
     require_disk(config, plan(config))
     resolved = config.run_path / "run.yaml"
     save_config(config, resolved)

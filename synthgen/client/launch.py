@@ -23,7 +23,7 @@ from pathlib import Path
 from synthgen.client.control import Control, api_key
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import waiting
-from synthgen.corpus.verifier_config import read_shape
+from synthgen.corpus.verifier_files import local_directory, shape_of
 from synthgen.errors import ServerStartError
 
 STOP_S = 20.0
@@ -93,7 +93,7 @@ def capturing(config: RunConfig, *, port_offset: int = 0) -> Serving:
 
 def captured_layers(config: RunConfig) -> tuple[int, ...]:
     """Ids of the layers whose states are captured: the aux layers, and the output of the last one."""
-    return (*config.extract.aux_layers, read_shape(Path(config.verifier.model)).num_layers)
+    return (*config.extract.aux_layers, shape_of(config.verifier).num_layers)
 
 
 def drafting(config: RunConfig, draft: Path, *, port_offset: int = 0, name: str = "drafted") -> Serving:
@@ -293,6 +293,6 @@ def _environment(config: RunConfig) -> dict[str, str]:
     environment = {**os.environ, "VLLM_NO_USAGE_STATS": "1"}
     if config.server.device == "cpu":
         environment["VLLM_CPU_KVCACHE_SPACE"] = str(config.server.kv_cache_gib)
-    if Path(config.verifier.model).is_dir():
+    if local_directory(config.verifier):
         environment["HF_HUB_OFFLINE"] = "1"
     return environment

@@ -29,7 +29,7 @@ class VerifierConfig(Section, frozen=True, kw_only=True):
     """The model that is served, whose tokens and hidden states the draft learns."""
 
     model: str
-    """Directory, or hub id, as vLLM takes it."""
+    """Directory, or hub id (org/name), as vLLM takes it; what is a directory here is never taken as an id."""
     revision: str | None
     """Hub revision; null for a directory."""
     served_name: str
@@ -246,7 +246,9 @@ class PlanConfig(Section, frozen=True, kw_only=True):
     """What a plan takes for granted until a stage has measured it on this machine."""
 
     hidden_size: int | None
-    """Of the verifier, while verifier.model is no directory here; null reads its config.json."""
+    """Of the verifier, while its config.json isn't here; null reads that."""
+    vocab_size: int | None
+    """The same of its vocabulary, for `eagle train --dry-run`."""
     load_s: float
     """From starting a server to its first reply."""
     generate_tokens_per_s: float
@@ -257,5 +259,4 @@ class PlanConfig(Section, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         positive(self, "load_s", "generate_tokens_per_s", "prefill_tokens_per_s", "train_tokens_per_s")
-        if self.hidden_size is not None:
-            positive(self, "hidden_size")
+        positive(self, *(name for name in ("hidden_size", "vocab_size") if getattr(self, name) is not None))

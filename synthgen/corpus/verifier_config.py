@@ -10,6 +10,7 @@ import msgspec
 from synthgen.corpus.records import Record
 from synthgen.errors import ArtifactError
 
+CONFIG_FILE = "config.json"
 TAPS = 4
 """States of a token: three aux states and the final one."""
 SCALE_BYTES = 4
@@ -25,6 +26,8 @@ class VerifierShape(Record, frozen=True, kw_only=True):
     rms_norm_eps: float
     bos_token_id: int | None
     eos_token_id: int | None
+    tie_word_embeddings: bool | None = None
+    """Whether the head is the embedding; None when the config leaves it open."""
 
 
 def state_bytes_per_token(hidden_size: int, states_dtype: str) -> int:
@@ -39,7 +42,7 @@ def read_shape(model: Path) -> VerifierShape:
 
     Raises ArtifactError naming the missing file or key.
     """
-    path = model / "config.json"
+    path = model / CONFIG_FILE
     if not path.exists():
         raise ArtifactError(f"{path}: no such file; verifier.model must be a directory with a checkpoint")
     try:
@@ -57,6 +60,7 @@ def read_shape(model: Path) -> VerifierShape:
         rms_norm_eps=text.get("rms_norm_eps", 1e-6),
         bos_token_id=_single(text.get("bos_token_id")),
         eos_token_id=_single(text.get("eos_token_id")),
+        tie_word_embeddings=text.get("tie_word_embeddings", outer.get("tie_word_embeddings")),
     )
 
 

@@ -11,6 +11,7 @@ import yaml
 from synthgen import __version__
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.samples import Origin
+from synthgen.corpus.verifier_files import local_directory
 from synthgen.export.counts import Count, Counts
 from synthgen.export.formats import Format, Layout
 from synthgen.export.rows import LeftOut
@@ -60,8 +61,8 @@ def public_name(text: str) -> str:
 
 def verifier_name(config: RunConfig) -> str:
     """The verifier's hub id, or the last part of its directory."""
-    path = Path(config.verifier.model)
-    return path.name if path.is_dir() else public_name(config.verifier.model)
+    path = local_directory(config.verifier)
+    return path.name if path else public_name(config.verifier.model)
 
 
 def _front(config: RunConfig, kind: Format, layout: Layout, counts: Counts) -> str:

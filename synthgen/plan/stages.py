@@ -7,12 +7,12 @@ and its speed replaces the assumed one.
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.files import free_bytes, in_units
 from synthgen.corpus.manifest import Manifest, read_manifest
-from synthgen.corpus.verifier_config import TAPS, read_shape, state_bytes_per_token
+from synthgen.corpus.verifier_config import TAPS, state_bytes_per_token
+from synthgen.corpus.verifier_files import shape_at_hand
 from synthgen.errors import ConfigError
 from synthgen.plan.costs import Plan, Rate, Rates, Replies, StagePlan
 from synthgen.seeds.selection import chosen_figures
@@ -200,9 +200,8 @@ def trained_parameters(config: RunConfig, hidden: int) -> int:
 
 
 def _hidden_size(config: RunConfig) -> int:
-    model = Path(config.verifier.model)
-    if model.is_dir():
-        return read_shape(model).hidden_size
+    if shape := shape_at_hand(config.verifier):
+        return shape.hidden_size
     if config.plan.hidden_size is None:
         raise ConfigError(
             f"verifier.model {config.verifier.model} is no directory here and plan.hidden_size is null: set "
