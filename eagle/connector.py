@@ -4,8 +4,8 @@ vLLM's `extract_hidden_states` method keeps the states of every token in a cache
 request that asked for them ends, its blocks are held until they are copied; then they are written
 to one file in the spool directory, aside and renamed, so that a file is complete or absent. A request
 asks with `kv_transfer_params: {"states": "prompt"}`, or `"all"` for prompt and output less the last
-token, which no forward pass has seen; `"most": n` keeps the first n tokens. The reply names the file:
-`{"states_file": …}`.
+token, which no forward pass has seen; `"most": n` keeps the first n tokens, and `"file_prefix": name`
+lets the file's name begin with that. The reply names the file: `{"states_file": …}`.
 
 Written against vLLM's public connector interface; tested with 0.32, on the CPU. Only tensor-parallel
 rank 0 writes: the states are the same on every rank.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 WRITER_THREADS = 4
 MAX_UNWRITTEN_BYTES = 4 << 30
 """Copied out of the cache and not yet on disk; beyond it the server's next step waits."""
+PREFIX = re.compile(r"[a-z0-9-]{1,40}")
 logger = init_logger(__name__)
 
 
@@ -56,6 +58,7 @@ class PendingSave:
     request_id: str
     token_ids: list[int]
     block_ids: list[int]
+    file: str
 
 
 @dataclass
@@ -119,10 +122,11 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             ids = ids[:most]
         if request.num_computed_tokens < len(ids):  # it ended before its last token was computed
             return False, None
+        file = file_name(request.request_id, asked.get("file_prefix"))
         self._pending.append(
-            PendingSave(request_id=request.request_id, token_ids=ids, block_ids=list(block_ids))
+            PendingSave(request_id=request.request_id, token_ids=ids, block_ids=list(block_ids), file=file)
         )
-        return True, {"states_file": file_name(request.request_id), "layer_ids": self._layer_ids}
+        return True, {"states_file": file, "layer_ids": self._layer_ids}
 
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
@@ -174,7 +178,7 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         else:
             states, event = gather_states(self._cache, pending.block_ids, len(pending.token_ids)), None
         self._copies[pending.request_id] = event
-        path = self._spool / file_name(pending.request_id)
+        path = self._spool / pending.file
         written = self._writer.submit(
             states.nbytes, write_states, path, pending.token_ids, states, self._layer_ids, event
         )
@@ -230,9 +234,14 @@ def states_group(kv_cache_config: KVCacheConfig) -> int:
     raise ValueError(f"can't tell which of {len(groups)} KV-cache groups holds the hidden states")
 
 
-def file_name(request_id: str) -> str:
-    """The spool file of a request. A client may choose its request id, so the id itself is no file name."""
-    return f"{hashlib.sha256(request_id.encode()).hexdigest()[:32]}.safetensors"
+def file_name(request_id: str, prefix: object = None) -> str:
+    """The spool file of a request. A client may choose its request id, so the id itself is no file name.
+
+    `prefix` is a client's word too: what isn't a short plain name is passed over.
+    """
+    plain = isinstance(prefix, str) and PREFIX.fullmatch(prefix)
+    begins = f"{prefix}-" if plain else ""
+    return f"{begins}{hashlib.sha256(request_id.encode()).hexdigest()[:32]}.safetensors"
 
 
 def gather_states(cache: torch.Tensor, block_ids: list[int], num_tokens: int) -> torch.Tensor:

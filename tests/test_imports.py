@@ -162,6 +162,8 @@ ORDER = [
     "eagle.loss",
     "eagle.optim",
     "eagle.checkpoint",
+    "eagle.on_demand",
+    "eagle.stream",
     "eagle.training_log",
     "eagle.step",
     "eagle.train",
