@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from eagle.extract import StatesFailure
 from eagle.prefill import Prefill
 from eagle.states import Rows, SampleStates
 from synthgen.corpus.samples import Sample
-from synthgen.errors import ArtifactError, RequestFailed, ServerUnreachable
+from synthgen.errors import ArtifactError, RequestFailed, ServerUnreachable, SynthgenError
 
 T = TypeVar("T")
 PROBE_S = 1.0
@@ -66,6 +66,7 @@ class OnDemand:
         self._loop.set_default_executor(ThreadPoolExecutor(1, thread_name_prefix="states-reader"))
         self._held_bytes = 0
         self._down_since: float | None = None
+        self._ended_by: SynthgenError | None = None
         self._answers: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
 
     @contextlib.contextmanager
@@ -93,7 +94,12 @@ class OnDemand:
         Raises ServerUnreachable when the server has been away for longer than generate.down_wait_s,
         ServerMismatch or ServerStartError as it is asked, CancelledError when nothing is wanted any more.
         """
-        answer: SampleStates | StatesFailure = self._answers.get().result()
+        try:
+            answer: SampleStates | StatesFailure = self._answers.get().result()
+        except CancelledError:
+            if self._ended_by is not None:
+                raise self._ended_by from None
+            raise
         return answer
 
     def release(self, num_bytes: int) -> None:
@@ -124,6 +130,7 @@ class OnDemand:
 
     async def _restart(self, wanted: Iterator[Wanted]) -> None:
         await self._cancel()
+        self._ended_by = None
         self._held_bytes = 0
         self._asking = asyncio.Semaphore(self._max_asked)
         answers: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
@@ -150,6 +157,11 @@ class OnDemand:
     async def _answer(self, one: Wanted) -> SampleStates | StatesFailure:
         try:
             return await self._states_of(one)
+        except SynthgenError as error:  # for all samples: who waits for an earlier one's file waits in vain
+            self._ended_by = self._ended_by or error
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+            raise
         finally:
             self._asking.release()
 
@@ -177,8 +189,8 @@ class OnDemand:
                 if time.monotonic() - self._down_since > wait_s:
                     raise ServerUnreachable(
                         f"{self._source.base_url} has not answered for {wait_s:.0f} s "
-                        f"(generate.down_wait_s): {error}. What was trained is kept: start it (`synthgen serve CONFIG --role "
-                        f"capture`) and run the same command again"
+                        f"(generate.down_wait_s): {error}. What was trained is kept: start it "
+                        f"(`synthgen serve CONFIG --role capture`) and run the same command again"
                     ) from error
                 await asyncio.sleep(PROBE_S)
             self._down_since = None

@@ -73,7 +73,7 @@ class StreamFeed(Feed):
         self._failures_path = config.checkpoints_path / _failures_name(rank)
         self._left_out: dict[str, LeftOut] = {}
         self._turns: Iterator[Turn] = iter(())
-        self._in_a_row = 0
+        self._in_a_row: list[StatesFailure] = []
 
     @property
     def outlines(self) -> list[Outline]:
@@ -200,14 +200,17 @@ class StreamFeed(Feed):
     def _counted(self, took: SampleStates | StatesFailure, at: Position) -> StatesFailure | None:
         """`took` if it is a failure that isn't known. Raises ArtifactError for too many in a row."""
         if not isinstance(took, StatesFailure):
-            self._in_a_row = 0
+            self._in_a_row.clear()
             return None
         if self._is_left_out(took.sample_id, at):
             return None
-        self._in_a_row += 1
-        if self._in_a_row >= FAILURES_IN_A_ROW:
+        self._in_a_row.append(took)
+        if len(self._in_a_row) >= FAILURES_IN_A_ROW:
+            for one in self._in_a_row:  # it wasn't them: their next epoch has them again
+                self._left_out.pop(one.sample_id, None)
+            write_journal(self._failures_path, self._left_out.values())
             raise ArtifactError(
-                f"the states of {self._in_a_row} samples in a row could not be had; the last, sample "
+                f"the states of {FAILURES_IN_A_ROW} samples in a row could not be had; the last, sample "
                 f"{took.sample_id}: {took.message}"
             )
         return took
@@ -293,7 +296,7 @@ def _failures_name(rank: Rank) -> str:
 
 
 def _outlined(config: RunConfig) -> tuple[list[bytes], list[Outline]]:
-    """Every sample with something to learn, by id, encoded, which takes a tenth of the memory; its outline."""
+    """Every sample with something to learn, by id: encoded, in a tenth of the memory, and its outline."""
     train = config.train
     found = []
     for sample in each_sample(config.train_path, config.extract.max_seq_tokens):

@@ -47,6 +47,14 @@ def test_a_request_id_cannot_lead_out_of_the_spool(request_id: str) -> None:
     assert name.removesuffix(".safetensors").isalnum()
 
 
+def test_a_prefix_marks_whose_a_file_is_and_leads_nowhere_else() -> None:
+    """A short plain name stands before the digest; anything else is passed over."""
+    plain = connector.file_name("cmpl-1")
+    assert connector.file_name("cmpl-1", "stream-0") == f"stream-0-{plain}"
+    for prefix in ("../up", "a/b", "", "x" * 41, None, 3, ["a"]):
+        assert connector.file_name("cmpl-1", prefix) == plain
+
+
 def test_the_group_of_the_states_is_found_or_refused() -> None:
     """Their own group, or the only one; several without a mark can't be told apart."""
     marked = connector.HiddenStateCacheSpec(block_size=2, num_kv_heads=4, head_size=8, dtype=torch.bfloat16)
