@@ -60,7 +60,7 @@ def config_of(directory: Path, **train_settings: Any) -> RunConfig:
     values["server"] |= {
         "port": 8240,
         "max_num_seqs": 1,
-    }  # what is computed together differs in its last bits
+    }  # others beside it change last bits
     values["generate"]["down_wait_s"] = 4
     values["train"] |= {
         "epochs": 2,
@@ -139,14 +139,12 @@ def test_streaming_learns_what_shards_teach(
     extract(shards)
     make_vocab(shards)
     train(shards)
-    print("losses", losses(shards), losses(streamed[0]), apart(streamed[0], shards))
     assert losses(streamed[0]) == pytest.approx(losses(shards), rel=2e-3)
 
 
 def test_the_spool_keeps_its_bound_and_is_empty_at_the_end(streamed: tuple[RunConfig, int]) -> None:
     """7 MiB of states went through one."""
     config, most_bytes = streamed
-    print("most", most_bytes)
     assert 0 < most_bytes <= ROOM_MIB << 20
     assert spool_bytes(config) == 0
 
@@ -175,7 +173,6 @@ def test_a_run_that_is_stopped_and_killed_ends_as_if_it_had_not_been(
     child.send_signal(signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL
     train(load_config(path, ("train.stream=true",)))
-    print("stopped", losses(config), apart(config, streamed[0]))
     assert losses(config) == pytest.approx(losses(streamed[0]), rel=2e-3)
     assert spool_bytes(config) == 0
 
