@@ -14,24 +14,20 @@ from typing import Any
 
 import msgspec
 import pytest
-import torch
 import yaml
-from safetensors.torch import load_file
 
 from eagle.checkpoint import checkpoints, load_progress
 from eagle.extract import extract
 from eagle.train import train
-from eagle.training_log import LogLine
 from eagle.vocab import make_vocab
 from synthgen.client.launch import VllmProcess, capturing, started
 from synthgen.corpus.config import RunConfig
-from synthgen.corpus.journal import read_journal
 from synthgen.corpus.records import Trace
 from synthgen.corpus.settings import load_config, save_config
 from synthgen.corpus.token_ids import encode_ids
 from synthgen.errors import ServerUnreachable
 from tests.conftest import ROOT
-from tests.eagle.test_stream import spool_bytes, stop_when
+from tests.eagle.test_stream import losses, same_weights, spool_bytes, stop_when
 from tests.eagle.tiny import trace, write_dataset
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -116,30 +112,20 @@ def streamed(server: VllmProcess, tmp_path_factory: pytest.TempPathFactory) -> t
     return config, max(most)
 
 
-def losses(config: RunConfig) -> list[float]:
-    return [line.loss for line in read_journal(config.run_path / "draft/train_log.jsonl", LogLine)]
-
-
-def weights(config: RunConfig) -> dict[str, torch.Tensor]:
-    return load_file(checkpoints(config.checkpoints_path)[-1] / "weights.safetensors")
-
-
-def apart(one: RunConfig, other: RunConfig) -> float:
-    """How far two drafts are from each other, of their size."""
-    found, expected = weights(one), weights(other)
-    flat = [torch.cat([tensors[name].flatten() for name in sorted(found)]) for tensors in (found, expected)]
-    return float((flat[0] - flat[1]).norm() / flat[1].norm())
-
-
 def test_streaming_learns_what_shards_teach(
     server: VllmProcess, streamed: tuple[RunConfig, int], tmp_path: Path
 ) -> None:
-    """The same server's states, packed or streamed: step for step the same losses."""
+    """The same server's states, packed or streamed: the same losses and the same draft, bit for bit.
+
+    With more than one sequence at once a server's states differ in their last bits from call to call: then
+    losses were the same within 0.4 %.
+    """
     shards = run_of(server, tmp_path / "run")
     extract(shards)
     make_vocab(shards)
     train(shards)
-    assert losses(streamed[0]) == pytest.approx(losses(shards), rel=2e-3)
+    assert losses(streamed[0]) == losses(shards)
+    assert same_weights(streamed[0], shards)
 
 
 def test_the_spool_keeps_its_bound_and_is_empty_at_the_end(streamed: tuple[RunConfig, int]) -> None:
@@ -173,23 +159,22 @@ def test_a_run_that_is_stopped_and_killed_ends_as_if_it_had_not_been(
     child.send_signal(signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL
     train(load_config(path, ("train.stream=true",)))
-    assert losses(config) == pytest.approx(losses(streamed[0]), rel=2e-3)
+    assert losses(config) == losses(streamed[0])
+    assert same_weights(config, streamed[0])
     assert spool_bytes(config) == 0
 
 
-def test_a_server_that_dies_ends_the_run_with_a_checkpoint(
-    server: VllmProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_dies_ends_the_run_with_a_checkpoint(server: VllmProcess, tmp_path: Path) -> None:
     """Within generate.down_wait_s and little more; the error says how to go on. No test can follow it."""
     config = run_of(server, tmp_path / "run", stream=True, epochs=50)
     make_vocab(config)
-    threading.Thread(target=_kill_after_steps, args=(server, config, 3)).start()
-    began = time.monotonic()
+    killer = threading.Thread(target=_kill_after_steps, args=(server, config, 3))
+    killer.start()
     with pytest.raises(ServerUnreachable, match=r"has not answered for 4 s \(generate\.down_wait_s\)"):
         train(config)
     died = (config.run_path / "died").stat().st_mtime
     assert time.time() - died < 30
-    assert time.monotonic() - began < 120
+    killer.join()
     assert load_progress(checkpoints(config.checkpoints_path)[-1]).step == len(losses(config)) >= 3
 
 
