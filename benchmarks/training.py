@@ -74,7 +74,7 @@ def one_training(run_dir: Path, overrides: tuple[str, ...], num_updates: int) ->
         targets.append(train_step(trainee, update, step, steps).targets[0])
         seconds.append(time.perf_counter() - began)
         began = time.perf_counter()
-    found.close()  # type: ignore[attr-defined]
+    found.close()
     return {
         "supervised_tok_s": sum(targets[WARM_UP:]) / sum(seconds[WARM_UP:]),
         "step_median_s": statistics.median(seconds[WARM_UP:]),

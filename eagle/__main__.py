@@ -64,6 +64,8 @@ def extract(
 def vocab(config: Config, set_: Overrides = []) -> None:  # noqa: B006
     """Choose the draft's vocabulary: the tokens that the supervised text uses most.
 
+    With train.stream it needs the dataset alone, otherwise the states too.
+
     Example: `eagle vocab configs/demo.yaml --set vocab.size=1024`
     """
     with exits():
@@ -77,6 +79,14 @@ def vocab(config: Config, set_: Overrides = []) -> None:  # noqa: B006
 def train(
     config: Config,
     set_: Overrides = [],  # noqa: B006
+    stream: Annotated[
+        bool,
+        typer.Option(
+            "--stream",
+            help="A live capturing server makes the states as they are needed, anew in each epoch; the disk "
+            "holds train.stream_spool_mib of them. The same as --set train.stream=true.",
+        ),
+    ] = False,
     only_sized: Annotated[
         bool,
         typer.Option("--dry-run", help="Print what one step takes: nothing is loaded, nothing written."),
@@ -87,11 +97,14 @@ def train(
 ) -> None:
     """Train the draft; goes on from the newest checkpoint.
 
-    Examples: `eagle train configs/demo.yaml --set train.epochs=3`,
+    Exit code 1: states of some samples could not be streamed, see failures.jsonl beside the checkpoints; it
+    was trained on the others.
+
+    Examples: `eagle train configs/demo.yaml --set train.epochs=3`, `eagle train my.yaml --stream`,
     `eagle train configs/kimi-k2.5.yaml --dry-run`
     """
     with exits():
-        loaded = load_config(config, tuple(set_))
+        loaded = load_config(config, (*set_, *(["train.stream=true"] if stream else [])))
         if only_sized:
             sized = dry_run(loaded)
             if as_json:
@@ -107,6 +120,9 @@ def train(
             f"loss {figures['loss_first']:.3f} -> {figures['loss_last']:.3f} in {figures['steps']:,} steps, "
             f"predicted acceptance length {figures['acceptance_predicted']:.2f} on the training text"
         )
+        if left_out := figures.get("samples_left_out"):
+            console.print(f"{left_out:,} samples left out, see {loaded.checkpoints_path}/failures.jsonl")
+            raise typer.Exit(1)
 
 
 @app.command()

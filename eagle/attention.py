@@ -187,7 +187,8 @@ def _per_query(x_SNGD: torch.Tensor, q_NAD: torch.Tensor) -> torch.Tensor:
 def _per_key(x_SNAD: torch.Tensor, like_SNGD: torch.Tensor) -> torch.Tensor:
     """The reverse for gradients: `[S, N, G, D]`, summed over the queries that share a key."""
     steps, slots, groups, head_dim = like_SNGD.shape
-    return x_SNAD.reshape(steps, slots, groups, -1, head_dim).sum(3).to(like_SNGD.dtype)
+    shared = x_SNAD.shape[2] // groups
+    return x_SNAD.reshape(steps, slots, groups, shared, head_dim).sum(3).to(like_SNGD.dtype)
 
 
 def _diagonal_scores(q_NAD: torch.Tensor, later_k_SNGD: torch.Tensor) -> torch.Tensor:

@@ -67,7 +67,12 @@ class Document:
     @property
     def targets_P(self) -> torch.Tensor:
         """The tokens with a supervised successor, but never the first: no slot predicts it."""
-        return self.next_kind_T.nonzero().flatten()[int(self.next_kind_T[0] != Kind.NONE) :]
+        return targets_of(self.next_kind_T)
+
+
+def targets_of(next_kind_T: torch.Tensor) -> torch.Tensor:
+    """The targets of a document whose tokens are followed by `next_kind_T`: never its first token."""
+    return next_kind_T.nonzero().flatten()[int(next_kind_T[0] != Kind.NONE) :]
 
 
 @dataclass(frozen=True, slots=True)

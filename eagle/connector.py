@@ -5,7 +5,7 @@ request that asked for them ends, its blocks are held until they are copied; the
 to one file in the spool directory, aside and renamed, so that a file is complete or absent. A request
 asks with `kv_transfer_params: {"states": "prompt"}`, or `"all"` for prompt and output less the last
 token, which no forward pass has seen; `"most": n` keeps the first n tokens. The reply names the file:
-`{"states_file": …}`. The file of a prompt is for whoever asked, who waits for it; the file of a whole
+`{"states_file": …}`, which begins with the request's `"file_prefix"` if it has one. The file of a prompt is for whoever asked, who waits for it; the file of a whole
 reply may lie until its server is long gone, so it is flushed to the disk before it gets its name.
 
 Written against vLLM's public connector interface; tested with 0.32, on the CPU. Only tensor-parallel
@@ -55,6 +55,7 @@ class PendingSave:
     request_id: str
     token_ids: list[int]
     block_ids: list[int]
+    file: str
     durable: bool
     """Whether the file is flushed to the disk: it outlives the request."""
 
@@ -126,15 +127,17 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             ids = ids[:most]
         if request.num_computed_tokens < len(ids):  # it ended before its last token was computed
             return False, None
+        file = file_name(request.request_id, asked.get("file_prefix"))
         self._pending.append(
             PendingSave(
                 request_id=request.request_id,
                 token_ids=ids,
                 block_ids=list(block_ids),
+                file=file,
                 durable=wanted == "all",
             )
         )
-        return True, {"states_file": file_name(request.request_id), "layer_ids": list(self._layer_ids)}
+        return True, {"states_file": file, "layer_ids": list(self._layer_ids)}
 
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
@@ -199,7 +202,7 @@ class StatesConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             layer_ids=self._layer_ids,
             dtype=str(states.dtype).removeprefix("torch."),
         )
-        write_states(self._spool / file_name(pending.request_id), captured, durable=pending.durable)
+        write_states(self._spool / pending.file, captured, durable=pending.durable)
 
     def _copied(
         self, cache: torch.Tensor, pending: PendingSave

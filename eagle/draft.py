@@ -64,7 +64,7 @@ class Attention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Split into q `[N, A, D]`, k and v `[N, G, D]`, with q and k rotated to their positions."""
         queries, keys = self.config.num_attention_heads, self.config.num_key_value_heads
-        heads = qkv_NE.view(len(qkv_NE), -1, self.config.head_dim)
+        heads = qkv_NE.view(len(qkv_NE), queries + 2 * keys, self.config.head_dim)
         turning, v_NGD = torch.split(heads, [queries + keys, keys], dim=1)
         tables = rotary_tables(positions_N, self.config.head_dim, self.config.rope_theta, qkv_NE.dtype)
         q_NAD, k_NGD = torch.split(rotate(turning, *tables), [queries, keys], dim=1)

@@ -58,7 +58,10 @@ def export(config: RunConfig, *, untrained: bool = False) -> Manifest:
     if not untrained:
         trained = require_manifest(config.checkpoints_path, "eagle train CONFIG")
         require_fit(
-            config.checkpoints_path, trained, settings=train_settings(config), inputs=trained.inputs | inputs
+            config.checkpoints_path,
+            trained,
+            settings=trained.settings | as_json(train_settings(config)),  # however its states came
+            inputs=trained.inputs | inputs,
         )
         checkpoint = newest(config.checkpoints_path)
         load_weights(checkpoint, draft)

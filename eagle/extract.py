@@ -98,7 +98,7 @@ def _extract(config: RunConfig, dataset: Manifest, *, retry_failed: bool) -> Man
     if rest:
         with served(config, capturing(config)) as servers:
             base_url, key = servers.base_urls[0], api_key(config.server.api_key_env)
-            _require_tokenizer(config, Control(base_url, key).fingerprint(config.verifier.served_name))
+            require_tokenizer(config, Control(base_url, key).fingerprint(config.verifier.served_name))
             began = time.monotonic()
             failures, tokens = asyncio.run(_extract_all(config, base_url, rest, shape))
             if tokens:
@@ -110,7 +110,7 @@ def _extract(config: RunConfig, dataset: Manifest, *, retry_failed: bool) -> Man
     return made
 
 
-def _require_tokenizer(config: RunConfig, found: Fingerprint) -> None:
+def require_tokenizer(config: RunConfig, found: Fingerprint) -> None:
     """Raise ArtifactError when a server would read the dataset's ids as other tokens."""
     corpus = read_manifest(config.corpus_path)
     known = corpus.figures.get("server", {}).get("tokenizer") if corpus else None

@@ -6,13 +6,14 @@ A plan is made from outlines alone, so it is the same however the states come, a
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import queue
 import threading
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -28,15 +29,35 @@ AHEAD = 2
 """Batches that are made while one is trained on."""
 
 
+Turn = tuple[Position, list[int]]
+"""A batch's place in the plan, and the numbers of its documents."""
+
+
 class Feed(Protocol):
-    """Documents by number."""
+    """Documents by number. States that are made on demand come in turn, and hold room until released."""
 
     @property
     def outlines(self) -> Sequence[Outline]:
         """Every document's, in an order that doesn't depend on how the states came."""
 
     def documents(self, numbers: Sequence[int]) -> list[Document]:
-        """Documents with their states."""
+        """Documents with their states: those of the next turn, where some were announced."""
+
+    def running(self) -> AbstractContextManager[None]:
+        """The block in which documents are asked for. Raises what says that they can't be had."""
+        return contextlib.nullcontext()
+
+    def prepare(self, turns: Sequence[Turn]) -> None:
+        """Announce which batches come next, in order; nothing announced before is wanted any more."""
+        return None
+
+    def release(self, numbers: Sequence[int]) -> None:
+        """A batch has been trained on: its states are no longer needed."""
+        return None
+
+    def figures(self) -> dict[str, Any]:
+        """What the feed adds to the figures of a training."""
+        return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +91,21 @@ class Update:
     batches: Iterator[Batch]
 
 
-class ShardFeed:
+class ShardFeed(Feed):
     """Documents whose states lie in shards, memory-mapped."""
 
     def __init__(self, config: RunConfig) -> None:
         self._documents = read_documents(config)
         train = config.train
-        self.outlines = [
+        self._outlines = [
             outline_of(d.sample_id, d.next_kind_T, train.span_weights, train.ttt_steps)
             for d in self._documents
         ]
+
+    @property
+    def outlines(self) -> list[Outline]:
+        """Those of the documents in the shards."""
+        return self._outlines
 
     def documents(self, numbers: Sequence[int]) -> list[Document]:
         """Documents by number; their states are views of the files."""
@@ -114,7 +140,7 @@ def plans_of(config: RunConfig, outlines: Sequence[Outline]) -> list[list[list[i
 
 def updates(
     feed: Feed, plans: list[list[list[int]]], batches_per_step: int, start: Position, rank: Rank
-) -> Iterator[Update]:
+) -> Generator[Update, None, None]:
     """All updates in order, from the one that begins at `start` on.
 
     Batches are made ahead on a thread; it ends with this generator.
@@ -126,7 +152,10 @@ def updates(
         for index in range(start.index if epoch == start.epoch else 0, len(plans[epoch]), batches_per_step)
     ]
     mine = [(at, cut[n]) for at, cut in cuts for n in own if n < len(cut)]
-    with closing(ahead((pack(feed.documents(numbers), at) for at, numbers in mine), AHEAD)) as packed:
+    feed.prepare(mine)
+    packed = ahead((pack(feed.documents(numbers), at) for at, numbers in mine), AHEAD)
+    in_turn = _released(feed, packed, mine)
+    try:
         for at, cut in cuts:
             weights = (feed.outlines[number].target_weights for numbers in cut for number in numbers)
             totals = [sum(column) for column in zip(*weights, strict=True)]
@@ -134,8 +163,18 @@ def updates(
                 position=at,
                 num_batches=len(cut),
                 totals_S=torch.tensor(totals, dtype=torch.float32),
-                batches=itertools.islice(packed, sum(n < len(cut) for n in own)),
+                batches=itertools.islice(in_turn, sum(n < len(cut) for n in own)),
             )
+    finally:
+        feed.prepare(())  # or the thread might wait for documents that nobody wants
+        packed.close()
+
+
+def _released(feed: Feed, packed: Iterator[Batch], turns: Iterable[Turn]) -> Iterator[Batch]:
+    """The batches; who asks for the next one is through with the one before."""
+    for batch, (_, numbers) in zip(packed, turns, strict=True):
+        yield batch
+        feed.release(numbers)
 
 
 @dataclass(frozen=True, slots=True)

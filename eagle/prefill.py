@@ -38,6 +38,8 @@ class Prefill:
     base_url: str
     client: ApiClient
     shape: VerifierShape
+    file_prefix: str = ""
+    """What the names of the files begin with; empty for whatever the server calls them."""
 
     async def states_of(self, sample: Sample) -> SampleStates:
         """The states of a sample.
@@ -51,13 +53,16 @@ class Prefill:
             "max_tokens": 1,
             "temperature": 0,
             "add_special_tokens": False,
-            "kv_transfer_params": {"states": "prompt"},
+            "kv_transfer_params": {"states": "prompt"} | self._named(),
         }
         reply, _ = await self.client.complete(body)
         path = states_file(reply.kv_transfer_params, self.config, self.base_url)
         captured = await take_states(path)
         require_layers(list(captured.layer_ids), self.config, self.base_url)
         return checked(sample, captured, self.shape, self.config.extract)
+
+    def _named(self) -> dict[str, str]:
+        return {"file_prefix": self.file_prefix} if self.file_prefix else {}
 
 
 def kept_finals(sample: Sample, final_states: str) -> torch.Tensor | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ from synthgen.corpus.files import sync_directory
 from synthgen.errors import ArtifactError
 
 REMEDY = "its states are to be had anew (`eagle extract CONFIG --retry-failed`)"
+
+PREFIX = re.compile(r"[a-z0-9-]{1,40}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +44,14 @@ class Captured:
     dtype: str
 
 
-def file_name(request_id: str) -> str:
-    """The spool file of a request. A client may choose its request id, so the id itself is no file name."""
-    return f"{hashlib.sha256(request_id.encode()).hexdigest()[:32]}.safetensors"
+def file_name(request_id: str, prefix: object = None) -> str:
+    """The spool file of a request. A client may choose its request id, so the id itself is no file name.
+
+    `prefix` is a client's word too: what isn't a short plain name is passed over.
+    """
+    plain = isinstance(prefix, str) and PREFIX.fullmatch(prefix)
+    begins = f"{prefix}-" if plain else ""
+    return f"{begins}{hashlib.sha256(request_id.encode()).hexdigest()[:32]}.safetensors"
 
 
 def write_states(path: Path, captured: Captured, *, durable: bool) -> None:

@@ -1,4 +1,4 @@
-"""Training, from the states on disk to the last checkpoint.
+"""Training, from the states to the last checkpoint.
 
 `train` reads from top to bottom in the order in which things happen. A run that is stopped saves a
 checkpoint, and the same command goes on from there.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,11 @@ import torch
 from eagle.batches import Position
 from eagle.checkpoint import Progress, checkpoints, load_checkpoint, save_checkpoint
 from eagle.draft import build_draft
-from eagle.feed import Rank, ShardFeed, Update, plans_of, updates
+from eagle.feed import Rank, Update, plans_of, updates
 from eagle.loss import verifier_head
 from eagle.optim import build_optimizers, rate_at
 from eagle.step import Objective, Trainee, train_step
+from eagle.stream import feed_of, streamed_settings
 from eagle.training_log import (
     LOG_NAME,
     LogLine,
@@ -34,7 +35,7 @@ from eagle.training_log import (
     note_of,
 )
 from eagle.verifier import weights_of
-from eagle.vocab import load_vocab, require_states, vocab_settings
+from eagle.vocab import load_vocab, states_inputs, vocab_settings
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import bar, console, waiting
 from synthgen.corpus.draft_sections import TrainConfig
@@ -50,7 +51,7 @@ from synthgen.corpus.manifest import (
     write_manifest,
 )
 from synthgen.corpus.verifier_files import shape_of
-from synthgen.errors import ConfigError
+from synthgen.errors import ArtifactError, ConfigError, ServerError
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -71,16 +72,12 @@ def train(config: RunConfig) -> Manifest:
     # ---- What goes in, and whether it fits ----------------------------------------------------------
     directory = config.checkpoints_path
     require_device(config.train)
-    states = require_states(config)
-    vocab_made = require_manifest(config.vocab_path, "eagle vocab CONFIG")
-    require_fit(
-        config.vocab_path,
-        vocab_made,
-        settings=vocab_settings(config),
-        inputs={"states": digest_of(states)},
-    )
-    settings = train_settings(config)
-    inputs = {"states": digest_of(states), "vocab": digest_of(vocab_made)}
+    inputs = states_inputs(config)
+    streamed = " --set train.stream=true" if config.train.stream else ""
+    vocab_made = require_manifest(config.vocab_path, f"eagle vocab CONFIG{streamed}")
+    require_fit(config.vocab_path, vocab_made, settings=vocab_settings(config), inputs=inputs)
+    settings = train_settings(config) | streamed_settings(config)
+    inputs |= {"vocab": digest_of(vocab_made)}
     found = read_manifest(directory)
     if found is not None:
         require_fit(directory, found, settings=settings, inputs=inputs)
@@ -93,8 +90,9 @@ def train(config: RunConfig) -> Manifest:
     )
 
     # ---- The data, and the order in which it is seen ------------------------------------------------
-    with waiting("reading states"):
-        feed = ShardFeed(config)
+    rank = Rank()
+    with waiting("reading the dataset" if config.train.stream else "reading states"):
+        feed = feed_of(config, rank)
     plans = plans_of(config, feed.outlines)
     per_step = config.train.batches_per_step
     steps = sum(-(-len(plan) // per_step) for plan in plans)
@@ -110,12 +108,30 @@ def train(config: RunConfig) -> Manifest:
     cut_log(log_path, progress.step)
 
     # ---- The steps ----------------------------------------------------------------------------------
-    with bar("train", steps) as shown, stop_signals() as stop, log_path.open("ab") as log:
+    window = Window()
+
+    def keep() -> None:
+        """Put away what was learned since the last checkpoint."""
+        if window.steps:
+            rate = rate_at(progress.step - 1, steps, config.train.warmup_fraction)
+            line = log_line(window, progress.step, progress.epoch - (progress.index == 0), rate)
+            log.write(msgspec.json.encode(line) + b"\n")
+        if progress.step:
+            save_checkpoint(directory, draft, trainee.optimizers, progress)
+            console.print(f"train: ended after step {progress.step} of {steps}, with a checkpoint")
+
+    with (
+        feed.running(),
+        log_path.open("ab") as log,
+        kept(keep),
+        bar("train", steps) as shown,
+        stop_signals() as stop,
+    ):
         shown.advance(progress.step)
         window = Window()
         start = Position(progress.epoch, progress.index)
         began = time.monotonic()
-        for update in updates(feed, plans, per_step, start, Rank()):
+        for update in updates(feed, plans, per_step, start, rank):
             metrics = train_step(trainee, update, progress.step, steps)
             ended = time.monotonic()
             progress, began = advanced(progress, plans, update, metrics, ended - began), ended
@@ -136,7 +152,7 @@ def train(config: RunConfig) -> Manifest:
                 raise KeyboardInterrupt
 
     # ---- What came out ------------------------------------------------------------------------------
-    figures = figures_of(list(read_journal(log_path, LogLine)), progress, draft)
+    figures = figures_of(list(read_journal(log_path, LogLine)), progress, draft) | feed.figures()
     tokens = config.train.epochs * sum(outline.num_tokens for outline in feed.outlines)
     speed = Speed(tokens_per_s=tokens / progress.seconds)
     manifest = manifest_of(
@@ -172,7 +188,7 @@ def require_device(config: TrainConfig) -> torch.device:
 
 def train_settings(config: RunConfig) -> dict[str, Any]:
     """What the trained weights depend on: everything but how often it is logged and saved."""
-    aside = ("checkpoint_steps", "log_steps")
+    aside = ("checkpoint_steps", "log_steps", "stream", "stream_spool_mib")
     return {
         "draft": config.draft,
         "train": {k: v for k, v in msgspec.structs.asdict(config.train).items() if k not in aside},
@@ -196,6 +212,16 @@ def advanced(
         seconds=progress.seconds + seconds,
         targets=progress.targets + metrics.targets[0],
     )
+
+
+@contextlib.contextmanager
+def kept(keep: Callable[[], None]) -> Iterator[None]:
+    """Keep what was learned when the states of the next step can't be had: nothing is wrong with it."""
+    try:
+        yield
+    except (ServerError, ArtifactError):
+        keep()
+        raise
 
 
 @contextlib.contextmanager

@@ -152,16 +152,26 @@ def require_states(config: RunConfig) -> Manifest:
     return states
 
 
+def states_inputs(config: RunConfig) -> dict[str, str]:
+    """What vocabulary and training are made from: the shards, or the dataset where states are streamed.
+
+    Raises ArtifactError when that is missing or doesn't fit.
+    """
+    if config.train.stream:
+        return {"dataset": digest_of(require_manifest(config.dataset_path, "synthgen mix CONFIG"))}
+    return {"states": digest_of(require_states(config))}
+
+
 def vocab_settings(config: RunConfig) -> dict[str, Any]:
     """What the draft vocabulary depends on."""
     return {"size": config.vocab.size, "verifier": config.verifier.model}
 
 
 def make_vocab(config: RunConfig) -> Manifest:
-    """Choose the draft vocabulary from the extracted samples; leave a complete, fitting one as it is."""
+    """Choose the draft vocabulary from the samples; leave a complete, fitting one as it is."""
     started = time.monotonic()
     settings = vocab_settings(config)
-    inputs = {"states": digest_of(require_states(config))}
+    inputs = states_inputs(config)
     found = read_manifest(config.vocab_path)
     if found is not None:
         require_fit(config.vocab_path, found, settings=settings, inputs=inputs)

@@ -37,7 +37,7 @@ DISK_RESERVE_BYTES = 1 << 30
 WHAT = {"generate": "the traces", "extract": "the hidden states", "train": "the checkpoints"}
 ROWS_FAILED = 1
 """What a stage ends with that has made records of some failures."""
-MAY_LACK_ROWS = ("synthgen generate", "eagle extract")
+MAY_LACK_ROWS = ("synthgen generate", "eagle extract", "eagle train")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def stages(config: RunConfig) -> list[Stage]:
         Stage(("synthgen", "screen"), config.screen_path),
         *([Stage(("synthgen", "render"), config.rendered_path)] if config.mix.replies else []),
         Stage(("synthgen", "mix"), config.dataset_path),
-        Stage(("eagle", "extract"), config.states_path),
+        *([] if config.train.stream else [Stage(("eagle", "extract"), config.states_path)]),
         Stage(("eagle", "vocab"), config.vocab_path),
         Stage(("eagle", "train"), config.checkpoints_path),
         Stage(("eagle", "export"), config.export_path),
@@ -124,8 +124,10 @@ def require_disk(config: RunConfig, planned: Plan) -> None:
     artifacts = {stage.command[1]: stage.artifact for stage in reversed(stages(config))}
     needed: dict[str, int] = {}
     for stage in planned.stages:
-        lacking = stage.disk_bytes - _held_bytes(config, artifacts[stage.name])
-        if lacking > 0 and not _is_complete(artifacts[stage.name]):
+        artifact = artifacts.get(stage.name, config.spool_path)
+        done = artifacts.get(stage.name, config.checkpoints_path)  # streamed states go with the training
+        lacking = stage.disk_bytes - _held_bytes(config, artifact)
+        if lacking > 0 and not _is_complete(done):
             needed[WHAT[stage.name]] = lacking
     if needed:
         require_free_disk(config.run_path, sum(needed.values()), ", ".join(needed))
@@ -216,7 +218,6 @@ def print_summary(config: RunConfig, line: dict[str, Any]) -> None:
 
 
 def _table(config: RunConfig, line: dict[str, Any]) -> Table:
-    states = require_manifest(config.states_path, "eagle extract CONFIG").figures
     vocab = require_manifest(config.vocab_path, "eagle vocab CONFIG").figures
     trained = require_manifest(config.checkpoints_path, "eagle train CONFIG").figures
     accepted = require_manifest(config.accept_path, "eagle accept CONFIG").figures
@@ -231,7 +232,7 @@ def _table(config: RunConfig, line: dict[str, Any]) -> Table:
         ("rows to train on", f"{line['rows']:,}"),
         ("thinking / response tokens", f"{line['thinking_tokens']:,} / {line['response_tokens']:,}"),
         ("draft vocabulary", f"{vocab['size']:,} tokens, {vocab['coverage']:.1%} of the supervised text"),
-        ("hidden states", f"{in_units(states['bytes'])} for {states['tokens']:,} tokens"),
+        ("hidden states", _states(config)),
         ("loss, first and last", f"{trained['loss_first']:.3f}, {trained['loss_last']:.3f}"),
         ("acceptance length", f"{accepted['acceptance_length']:.2f}, " + _untrained(untrained)),
         ("accepted by position", positions),
@@ -242,6 +243,13 @@ def _table(config: RunConfig, line: dict[str, Any]) -> Table:
     ):
         table.add_row(name, text)
     return table
+
+
+def _states(config: RunConfig) -> str:
+    if config.train.stream:
+        return f"streamed through {config.train.stream_spool_mib:,} MiB"
+    states = require_manifest(config.states_path, "eagle extract CONFIG").figures
+    return f"{in_units(states['bytes'])} for {states['tokens']:,} tokens"
 
 
 def _untrained(length: float | None) -> str:

@@ -166,6 +166,8 @@ ORDER = [
     "eagle.loss",
     "eagle.optim",
     "eagle.checkpoint",
+    "eagle.on_demand",
+    "eagle.stream",
     "eagle.training_log",
     "eagle.step",
     "eagle.train",

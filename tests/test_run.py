@@ -15,7 +15,7 @@ from synthgen.corpus.settings import load_config
 from synthgen.errors import DiskError
 from synthgen.mock_server import Fixed, MockConfig, MockServer
 from synthgen.plan.stages import plan
-from synthgen.run import run, stages
+from synthgen.run import require_disk, run, stages
 
 ROOT = Path(__file__).parent.parent
 
@@ -38,6 +38,16 @@ def test_a_dry_run_prints_each_stages_command(name: str) -> None:
     assert [line.split()[1] for line in lines if "--untrained" not in line] == [
         "generate", "screen", "mix", "extract", "vocab", "train", "export", "accept",
     ]  # fmt: skip
+
+
+def test_streamed_states_have_no_stage(demo_values: dict[str, Any], write_config: Any) -> None:
+    """The training asks for them; the run needs the disk of the spool, until the training is complete."""
+    demo_values["train"]["stream"] = True
+    config = load_config(write_config(demo_values))
+    assert ("eagle", "extract") not in [stage.command for stage in stages(config)]
+    planned = plan(config)
+    assert planned.stage("extract").disk_bytes == 64 << 20
+    require_disk(config, planned)
 
 
 def test_the_demos_states_are_bounded_before_it_starts(

@@ -66,6 +66,11 @@ class RunConfig(Section, frozen=True, kw_only=True):
                 f"accept.servers_at_once would start {servers} servers with server.gpu_memory_fraction "
                 f"{self.server.gpu_memory_fraction} each: set it to false, or the fraction below 1/{servers}"
             )
+        if self.train.stream and self.generate.capture:
+            raise ValueError(
+                "train.stream and generate.capture can't go together: captured states lie on the disk until "
+                "`eagle extract` packs them, which streaming does without: set one of them to false"
+            )
         if self.train.max_seq_tokens > self.draft.max_position_embeddings:
             raise ValueError(
                 f"train.max_seq_tokens {self.train.max_seq_tokens} is more than "

@@ -114,6 +114,12 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     checkpoint_steps: int
     """Steps between checkpoints; the last step always has one."""
     log_steps: int
+    stream: bool
+    """Whether a capturing server makes the hidden states while they are trained on, anew in each epoch, and
+    not `eagle extract` all of them before: then the disk need not hold them."""
+    stream_spool_mib: int
+    """Room for streamed states, in MiB, for each process: those asked for, in the spool and in memory, until
+    they are trained on. While a sample is read or a batch packed, its states are there twice."""
 
     def __post_init__(self) -> None:
         positive(
@@ -128,6 +134,7 @@ class TrainConfig(Section, frozen=True, kw_only=True):
             "grad_clip_norm",
             "checkpoint_steps",
             "log_steps",
+            "stream_spool_mib",
         )
         if not 0 <= self.warmup_fraction < 1:
             raise ValueError(f"warmup_fraction {self.warmup_fraction} is not in [0, 1)")

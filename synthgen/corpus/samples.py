@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -139,5 +140,10 @@ def thinking_length(thinking: bool, think_end: int | None, tool_start: int | Non
 
 def read_samples(dataset: Path, max_tokens: int) -> list[Sample]:
     """A dataset's samples, each cut to `max_tokens`; those that are cut before their reply are left out."""
+    return list(each_sample(dataset, max_tokens))
+
+
+def each_sample(dataset: Path, max_tokens: int) -> Iterator[Sample]:
+    """The same one by one: a corpus of ids takes more memory than one wants to hold."""
     samples = read_journal(dataset, Sample)
-    return [s.cut(max_tokens) for s in samples if s.spans and s.spans[0].start < max_tokens - 1]
+    return (s.cut(max_tokens) for s in samples if s.spans and s.spans[0].start < max_tokens - 1)

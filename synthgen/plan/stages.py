@@ -124,6 +124,8 @@ def _extract(config: RunConfig, replies: Replies, hidden: int, rates: Rates) -> 
     per_token = state_bytes_per_token(hidden, dtype)
     captured = min(_native_share(config), 1.0) if config.generate.capture else 0.0
     sent = round(tokens * (1 - captured))
+    if config.train.stream:
+        return _streamed(config, rows, tokens, why, rates)
     starts = 1 if sent and not config.server.base_urls else 0
     return StagePlan(
         name="extract",
@@ -144,8 +146,31 @@ def _extract(config: RunConfig, replies: Replies, hidden: int, rates: Rates) -> 
     )
 
 
+def _streamed(config: RunConfig, rows: int, tokens: int, why: str, rates: Rates) -> StagePlan:
+    """States that are made while they are trained on: all of them in each epoch, few on the disk."""
+    epochs, spool_mib = config.train.epochs, config.train.stream_spool_mib
+    starts = 0 if config.server.base_urls else 1
+    return StagePlan(
+        name="extract",
+        rows=rows,
+        tokens=tokens * epochs,
+        disk_bytes=spool_mib << 20,
+        starts=starts,
+        load_s=starts * rates.load_s.value,
+        work_s=tokens * epochs / rates.prefill.value,
+        measured=rates.prefill.measured,
+        formulas={
+            "tokens": f"{why} × train.epochs {epochs}: with train.stream anew in each, while training",
+            "disk": f"train.stream_spool_mib {spool_mib:,}",
+            "work": f"{tokens * epochs:,} tokens / {rates.prefill.value:,.0f} a second, beside the training",
+        },
+    )
+
+
 def _train(config: RunConfig, extract: StagePlan, hidden: int, rates: Rates) -> StagePlan:
-    tokens = extract.tokens * config.train.epochs
+    epochs = config.train.epochs
+    once = extract.tokens // epochs if config.train.stream else extract.tokens
+    tokens = once * epochs
     trained = trained_parameters(config, hidden)
     return StagePlan(
         name="train",
@@ -157,7 +182,7 @@ def _train(config: RunConfig, extract: StagePlan, hidden: int, rates: Rates) -> 
         work_s=tokens / rates.train.value,
         measured=rates.train.measured,
         formulas={
-            "tokens": f"{extract.tokens:,} tokens × train.epochs {config.train.epochs}",
+            "tokens": f"{once:,} tokens × train.epochs {epochs}",
             "disk": f"{CHECKPOINTS} checkpoints × {trained:,} trained parameters × {ADAM_BYTES} bytes",
             "work": f"{tokens:,} tokens / {rates.train.value:,.0f} a second",
         },

@@ -157,3 +157,11 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+def test_a_prefix_marks_whose_a_file_is_and_leads_nowhere_else() -> None:
+    """A short plain name stands before the digest; anything else is passed over."""
+    plain = file_name("cmpl-1")
+    assert file_name("cmpl-1", "stream-0") == f"stream-0-{plain}"
+    for prefix in ("../up", "a/b", "", "x" * 41, None, 3, ["a"]):
+        assert file_name("cmpl-1", prefix) == plain

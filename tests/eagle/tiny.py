@@ -59,6 +59,8 @@ SETTINGS = {
     "train.head": "trained",
     "train.checkpoint_steps": "4",
     "train.log_steps": "2",
+    "train.stream": "false",
+    "train.stream_spool_mib": "1",
 }
 
 

@@ -60,6 +60,19 @@ def test_the_times_of_kimi_are_what_they_were(tmp_path: Path) -> None:
     assert made.rows_worth_the_load > extract.rows
 
 
+def test_streamed_states_take_the_spools_room_and_are_made_each_epoch(tmp_path: Path) -> None:
+    """16 GiB in place of 109, and ten times the prefills; training sees as many tokens as ever."""
+    made = plan(kimi(tmp_path, "train.stream=true"))
+    states = made.stage("extract")
+    assert states.disk_bytes == 16 * GIB
+    assert states.tokens == made.stage("train").tokens == 10 * 2_048_000
+    assert states.formulas["disk"] == "train.stream_spool_mib 16,384"
+    assert states.formulas["tokens"].endswith(
+        "× train.epochs 10: with train.stream anew in each, while training"
+    )
+    assert states.starts == 1
+
+
 def test_each_figure_has_its_formula_and_json_has_the_figures(tmp_path: Path) -> None:
     """As a user sees them."""
     arguments = ["plan", str(KIMI), "--set", f"run_dir={tmp_path}", "--set", single_turn(tmp_path)]

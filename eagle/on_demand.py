@@ -1,0 +1,211 @@
+"""States while they are needed: a capturing server is asked ahead of who takes them, within a bound of bytes.
+
+A sample holds room from the moment it is asked for until whoever took its states releases it. A server
+that goes away is waited for; a sample whose states can't be had is a failure, in its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import queue
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from eagle.extract import StatesFailure
+from eagle.prefill import Prefill
+from eagle.states import Rows, SampleStates
+from synthgen.corpus.samples import Sample
+from synthgen.errors import ArtifactError, RequestFailed, ServerUnreachable, SynthgenError
+
+T = TypeVar("T")
+PROBE_S = 1.0
+TRIES = 2
+"""Of a sample whose file is missing or damaged: one that was lost with a server isn't the sample's fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A sample to ask for, the bytes that it may take, and to how many tokens its states are cut."""
+
+    sample: Sample
+    num_bytes: int
+    num_tokens: int
+
+
+class OnDemand:
+    """Asks for samples in order on a thread of its own; its methods may be called from any other.
+
+    max_bytes: room for all samples that are asked for and not yet released. max_asked: samples asked for
+    at once; the client has half of them in flight, the others wait for their files or their turn.
+    require_server: raises ServerStartError when the server is ours and has died. require_same: raises when
+    the server that came back is another one.
+    """
+
+    def __init__(
+        self,
+        source: Prefill,
+        *,
+        max_bytes: int,
+        max_asked: int,
+        require_server: Callable[[], None],
+        require_same: Callable[[], None],
+    ) -> None:
+        self._source = source
+        self._max_bytes = max_bytes
+        self._max_asked = max_asked
+        self._require_server = require_server
+        self._require_same = require_same
+        self._loop = asyncio.new_event_loop()
+        # One sample at a time is on the disk and in memory at once.
+        self._loop.set_default_executor(ThreadPoolExecutor(1, thread_name_prefix="states-reader"))
+        self._held_bytes = 0
+        self._down_since: float | None = None
+        self._ended_by: SynthgenError | None = None
+        self._answers: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Ask in the block. At its end nothing is in flight."""
+        thread = threading.Thread(target=self._loop.run_forever, name="states-on-demand", daemon=True)
+        thread.start()
+        try:
+            self._run(self._open())
+            yield
+        finally:
+            self._run(self._close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            thread.join()
+            self._loop.close()
+
+    def ask(self, wanted: Iterable[Wanted]) -> None:
+        """Ask for these, in order, as far as there is room; whoever waits for earlier ones is woken."""
+        if not self._loop.is_closed():
+            self._run(self._restart(iter(wanted)))
+
+    def take(self) -> SampleStates | StatesFailure:
+        """The states of the next sample, or why there are none.
+
+        Raises ServerUnreachable when the server has been away for longer than generate.down_wait_s,
+        ServerMismatch or ServerStartError as it is asked, CancelledError when nothing is wanted any more.
+        """
+        try:
+            answer: SampleStates | StatesFailure = self._answers.get().result()
+        except CancelledError:
+            if self._ended_by is not None:
+                raise self._ended_by from None
+            raise
+        return answer
+
+    def release(self, num_bytes: int) -> None:
+        """Give back the room of samples that were taken."""
+        self._loop.call_soon_threadsafe(self._give_back, num_bytes)
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    # ---------------------------------------------------------------- on the loop
+
+    async def _open(self) -> None:
+        self._freed = asyncio.Event()
+        self._probing = asyncio.Lock()
+        await self._source.client.__aenter__()
+
+    async def _close(self) -> None:
+        await self._cancel()
+        await self._source.client.__aexit__(None, None, None)
+        await self._loop.shutdown_default_executor()
+
+    async def _cancel(self) -> None:
+        """End all that was asked for."""
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:  # some may only now begin
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
+    async def _restart(self, wanted: Iterator[Wanted]) -> None:
+        await self._cancel()
+        self._ended_by = None
+        self._held_bytes = 0
+        self._asking = asyncio.Semaphore(self._max_asked)
+        answers: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
+        self._answers = answers
+        asked = asyncio.run_coroutine_threadsafe(self._ask_all(wanted, answers), self._loop)
+        asked.add_done_callback(answers.put)  # so that nobody waits for what will not come
+
+    async def _ask_all(self, wanted: Iterator[Wanted], answers: queue.SimpleQueue[Future[Any]]) -> None:
+        for one in wanted:
+            await self._room(one.num_bytes)
+            await self._asking.acquire()
+            answers.put(asyncio.run_coroutine_threadsafe(self._answer(one), self._loop))
+
+    async def _room(self, num_bytes: int) -> None:
+        while self._held_bytes and self._held_bytes + num_bytes > self._max_bytes:
+            self._freed.clear()
+            await self._freed.wait()
+        self._held_bytes += num_bytes
+
+    def _give_back(self, num_bytes: int) -> None:
+        self._held_bytes -= num_bytes
+        self._freed.set()
+
+    async def _answer(self, one: Wanted) -> SampleStates | StatesFailure:
+        try:
+            return await self._states_of(one)
+        except SynthgenError as error:  # for all samples: who waits for an earlier one's file waits in vain
+            self._ended_by = self._ended_by or error
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+            raise
+        finally:
+            self._asking.release()
+
+    async def _states_of(self, one: Wanted) -> SampleStates | StatesFailure:
+        tries = 0
+        while True:
+            try:
+                return _compact(await self._source.states_of(one.sample), one.num_tokens)
+            except ServerUnreachable as error:
+                await self._until_back(error)
+            except RequestFailed as error:
+                return StatesFailure(sample_id=one.sample.id, message=str(error))
+            except ArtifactError as error:
+                tries += 1
+                if tries == TRIES:
+                    return StatesFailure(sample_id=one.sample.id, message=str(error))
+
+    async def _until_back(self, error: ServerUnreachable) -> None:
+        """Return once the server answers and is the same. Raises what `take` does."""
+        wait_s = self._source.config.generate.down_wait_s
+        async with self._probing:  # one looks, the others wait
+            self._down_since = self._down_since or time.monotonic()
+            while not await self._is_back():
+                self._require_server()
+                if time.monotonic() - self._down_since > wait_s:
+                    raise ServerUnreachable(
+                        f"{self._source.base_url} has not answered for {wait_s:.0f} s "
+                        f"(generate.down_wait_s): {error}. What was trained is kept: start it "
+                        f"(`synthgen serve CONFIG --role capture`) and run the same command again"
+                    ) from error
+                await asyncio.sleep(PROBE_S)
+            self._down_since = None
+
+    async def _is_back(self) -> bool:
+        if not await self._source.client.is_healthy():
+            return False
+        try:
+            await asyncio.to_thread(self._require_same)
+        except ServerUnreachable:
+            return False
+        return True
+
+
+def _compact(states: SampleStates, num_tokens: int) -> SampleStates:
+    """States of the first tokens, without the memory of all that came along with them."""
+    cut = states.cut(num_tokens)
+    return dataclasses.replace(cut, aux=Rows(cut.aux.values.contiguous(), cut.aux.scales))
