@@ -73,13 +73,17 @@ def vocab(config: Config, set_: Overrides = []) -> None:  # noqa: B006
 
 @app.command()
 def train(config: Config, set_: Overrides = []) -> None:  # noqa: B006
-    """Train the draft; goes on from the newest checkpoint.
+    """Train the draft; goes on from the newest checkpoint, on as many processes as torchrun starts.
 
-    Example: `eagle train configs/demo.yaml --set train.epochs=3`
+    Examples: `eagle train configs/demo.yaml --set train.epochs=3`,
+    `torchrun --standalone --nproc-per-node 8 -m eagle train my.yaml --set train.batches_per_step=8`
     """
     with exits():
         loaded = load_config(config, tuple(set_))
-        figures = train_draft(loaded).figures
+        manifest = train_draft(loaded)
+        if manifest is None:
+            return
+        figures = manifest.figures
         save_config(loaded, loaded.checkpoints_path / "run.yaml")
         console.print(
             f"loss {figures['loss_first']:.3f} -> {figures['loss_last']:.3f} in {figures['steps']:,} steps, "

@@ -1,4 +1,4 @@
-"""Safetensors files that are complete or absent, with errors of the house's tree."""
+"""Tensors in safetensors files that are complete or absent, and tensors that are shared by processes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from synthgen.errors import DiskError
 
@@ -37,3 +38,15 @@ def save_tensors(
             f"{path} can't be written: {error}. What was finished is kept: free some space"
         ) from error
     path.chmod(0o666 & ~UMASK)
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a tensor of which processes may each keep a part: then all of them must call this."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def part_like(like: torch.Tensor, full: torch.Tensor) -> torch.Tensor:
+    """Of `full`, which every process has, the part that it keeps of `like`; all of it where that is whole."""
+    if not isinstance(like, DTensor):
+        return full
+    return distribute_tensor(full, like.device_mesh, like.placements, src_data_rank=None)

@@ -7,6 +7,7 @@ checkpoint, and the same command goes on from there.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -20,9 +21,10 @@ import torch
 from eagle.batches import Position
 from eagle.checkpoint import Progress, checkpoints, load_checkpoint, save_checkpoint
 from eagle.draft import build_draft
-from eagle.feed import Rank, ShardFeed, Update, plans_of, updates
+from eagle.feed import ShardFeed, Update, plans_of, updates
 from eagle.loss import verifier_head
 from eagle.optim import build_optimizers, rate_at
+from eagle.parallel import World, joined, shared
 from eagle.step import Objective, Trainee, train_step
 from eagle.training_log import (
     LOG_NAME,
@@ -38,7 +40,6 @@ from eagle.verifier import read_weights
 from eagle.vocab import load_vocab, require_states, vocab_settings
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import bar, console, waiting
-from synthgen.corpus.draft_sections import TrainConfig
 from synthgen.corpus.journal import read_journal
 from synthgen.corpus.manifest import (
     Manifest,
@@ -51,7 +52,6 @@ from synthgen.corpus.manifest import (
     write_manifest,
 )
 from synthgen.corpus.verifier_config import read_shape
-from synthgen.errors import ConfigError
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -63,15 +63,23 @@ class Stop:
     requested: bool = False
 
 
-def train(config: RunConfig) -> Manifest:
-    """Train the run's draft to the end; return the manifest beside its checkpoints.
+def train(config: RunConfig) -> Manifest | None:
+    """Train the run's draft to the end, on as many processes as torchrun started; return the manifest beside
+    its checkpoints, None on all processes but the first.
 
     Raises ConfigError, ArtifactError or TrainingError as its parts do; KeyboardInterrupt, with a
-    checkpoint saved, when SIGINT or SIGTERM asked it to stop.
+    checkpoint saved, when SIGINT or SIGTERM asked it, or any of the processes, to stop.
     """
+    with joined(config.train) as world:
+        return train_in(world, config)
+
+
+def train_in(world: World, config: RunConfig) -> Manifest | None:
+    """One process's part of `train`."""
     # ---- What goes in, and whether it fits ----------------------------------------------------------
     directory = config.checkpoints_path
-    device = require_device(config.train)
+    per_step = config.train.batches_per_step
+    world.rank.own(per_step)
     states = require_states(config)
     vocab_made = require_manifest(config.vocab_path, "eagle vocab CONFIG")
     require_fit(
@@ -87,65 +95,77 @@ def train(config: RunConfig) -> Manifest:
         require_fit(directory, found, settings=settings, inputs=inputs)
         if found.complete and checkpoints(directory):
             console.print(f"train: {directory} is complete: nothing to do")
-            return found
-    write_manifest(
-        directory,
-        manifest_of("train", settings=settings, inputs=inputs, figures={}, seconds=0.0, complete=False),
-    )
+            return found if world.is_first else None
+    if world.is_first:
+        write_manifest(
+            directory,
+            manifest_of("train", settings=settings, inputs=inputs, figures={}, seconds=0.0, complete=False),
+        )
 
     # ---- The data, and the order in which it is seen ------------------------------------------------
     with waiting("reading states"):
         feed = ShardFeed(config)
     plans = plans_of(config, feed.outlines)
-    per_step = config.train.batches_per_step
     steps = sum(-(-len(plan) // per_step) for plan in plans)
 
     # ---- The draft, as it was left ------------------------------------------------------------------
     model = Path(config.verifier.model)
     vocab, weights = load_vocab(config.vocab_path), read_weights(model)
-    draft = build_draft(config.draft, weights, vocab, config.seed).to(device)
+    draft = build_draft(config.draft, weights, vocab, config.seed).to(world.device)
     draft.lm_head.weight.requires_grad_(config.train.head == "trained")
     eps = read_shape(model).rms_norm_eps
     dtype = DTYPES[config.train.compute_dtype]
+    objective = Objective(draft, verifier_head(weights, eps, vocab, dtype, world.device), config.train)
     trainee = Trainee(
-        objective=Objective(draft, verifier_head(weights, eps, vocab, dtype, device), config.train),
-        optimizers=build_optimizers(draft, config.train),
-        device=device,
+        engine=shared(objective, world, config.train, dtype),
+        objective=objective,
+        optimizers=build_optimizers(draft, config.train, world.rank),
+        world=world,
     )
     progress = Progress(step=0, epoch=0, index=0, seconds=0.0, targets=0)
     if saved := checkpoints(directory):
         progress = load_checkpoint(saved[-1], draft, trainee.optimizers)
         console.print(f"train: going on from {saved[-1]}")
-    log_path = directory.parent / LOG_NAME
-    cut_log(log_path, progress.step)
+    world.require_same_step(progress.step)
+    log_path = directory.parent / LOG_NAME if world.is_first else Path(os.devnull)
+    if world.is_first:
+        cut_log(log_path, progress.step)
 
     # ---- The steps ----------------------------------------------------------------------------------
-    with bar("train", steps) as shown, stop_signals() as stop, log_path.open("ab") as log:
+    with (
+        bar("train", steps) as shown,
+        stop_signals(patient=world.rank.world > 1) as stop,
+        log_path.open("ab") as log,
+    ):
         shown.advance(progress.step)
         window = Window()
         start = Position(progress.epoch, progress.index)
         began = time.monotonic()
-        for update in updates(feed, plans, per_step, start, Rank()):
+        for update in updates(feed, plans, per_step, start, world.rank):
             metrics = train_step(trainee, update, progress.step, steps)
             ended = time.monotonic()
             progress, began = advanced(progress, plans, update, metrics, ended - began), ended
             window.steps.append(metrics)
-            due = progress.step == steps or progress.step % config.train.checkpoint_steps == 0
-            if due or stop.requested or progress.step % config.train.log_steps == 0:
+            stopping = world.any(stop.requested)
+            due = progress.step == steps or progress.step % config.train.checkpoint_steps == 0 or stopping
+            if due or progress.step % config.train.log_steps == 0:
                 rate = rate_at(progress.step - 1, steps, config.train.warmup_fraction)
                 line = log_line(window, progress.step, update.position.epoch, rate)
                 log.write(msgspec.json.encode(line) + b"\n")
                 log.flush()
                 shown.advance(0, note_of(line))
-                if due or stop.requested:
-                    save_checkpoint(directory, draft, trainee.optimizers, progress)
+                if due:
+                    save_checkpoint(directory, draft, trainee.optimizers, progress, writes=world.is_first)
                 window = Window()
             shown.advance(1)
-            if stop.requested:
+            if stopping:
+                world.wait()
                 console.print(f"train: stopped after step {progress.step} of {steps}, with a checkpoint")
                 raise KeyboardInterrupt
 
     # ---- What came out ------------------------------------------------------------------------------
+    if not world.is_first:
+        return None
     figures = figures_of(list(read_journal(log_path, LogLine)), progress, draft)
     tokens = config.train.epochs * sum(outline.num_tokens for outline in feed.outlines)
     speed = Speed(tokens_per_s=tokens / progress.seconds)
@@ -156,18 +176,10 @@ def train(config: RunConfig) -> Manifest:
     return manifest
 
 
-def require_device(config: TrainConfig) -> torch.device:
-    """The configured device. Raises ConfigError when this machine hasn't it."""
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            "train.device is cuda, but torch finds no CUDA device here: set it to cpu, or run where one is"
-        )
-    return torch.device(config.device)
-
-
 def train_settings(config: RunConfig) -> dict[str, Any]:
-    """What the trained weights depend on: everything but how often it is logged and saved."""
-    aside = ("checkpoint_steps", "log_steps")
+    """What the trained weights depend on: everything but how often it is logged and saved, and the processes
+    that share the work."""
+    aside = ("checkpoint_steps", "log_steps", "parallel", "processes")
     return {
         "draft": config.draft,
         "train": {k: v for k, v in msgspec.structs.asdict(config.train).items() if k not in aside},
@@ -194,12 +206,15 @@ def advanced(
 
 
 @contextlib.contextmanager
-def stop_signals() -> Iterator[Stop]:
-    """Note SIGINT and SIGTERM instead of being cut off; a second one ends at once."""
+def stop_signals(*, patient: bool = False) -> Iterator[Stop]:
+    """Note SIGINT and SIGTERM instead of being cut off; a second one ends at once.
+
+    `patient`: it doesn't; torchrun passes on to its processes what they may have been sent already.
+    """
     stop = Stop()
 
     def note(*_: object) -> None:
-        if stop.requested:
+        if stop.requested and not patient:
             raise KeyboardInterrupt
         stop.requested = True
 

@@ -41,10 +41,11 @@ MAY_LACK_ROWS = ("synthgen generate", "eagle extract")
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One stage: the command after `python -m`, and where its manifest is."""
+    """One stage: the command after `python -m`, where its manifest is, and how many processes it takes."""
 
     command: tuple[str, ...]
     artifact: Path
+    processes: int = 1
 
     @property
     def name(self) -> str:
@@ -69,7 +70,7 @@ def stages(config: RunConfig) -> list[Stage]:
         Stage(("synthgen", "mix"), config.dataset_path),
         Stage(("eagle", "extract"), config.states_path),
         Stage(("eagle", "vocab"), config.vocab_path),
-        Stage(("eagle", "train"), config.checkpoints_path),
+        Stage(("eagle", "train"), config.checkpoints_path, config.train.processes),
         Stage(("eagle", "export"), config.export_path),
     ]
     if config.accept.untrained:
@@ -80,7 +81,14 @@ def stages(config: RunConfig) -> list[Stage]:
 def stage_command(stage: Stage, config_path: Path) -> list[str]:
     """The command line of a stage."""
     package, name, *flags = stage.command
-    return [sys.executable, "-m", package, name, str(config_path), *flags]
+    return [sys.executable, "-m", *torchrun(stage), package, name, str(config_path), *flags]
+
+
+def torchrun(stage: Stage) -> list[str]:
+    """What starts a stage's processes on this machine, as it stands after `python -m`."""
+    if stage.processes == 1:
+        return []
+    return ["torch.distributed.run", "--standalone", "--nproc-per-node", str(stage.processes), "-m"]
 
 
 def print_commands(config: RunConfig, config_path: Path, overrides: tuple[str, ...]) -> None:
@@ -90,7 +98,8 @@ def print_commands(config: RunConfig, config_path: Path, overrides: tuple[str, .
     sets = [part for override in overrides for part in ("--set", override)]
     for stage in stages(config):
         package, name, *flags = stage.command
-        sys.stdout.write(shlex.join([package, name, str(config_path), *flags, *sets]) + "\n")
+        start = ["python", "-m", *torchrun(stage)] if stage.processes > 1 else []
+        sys.stdout.write(shlex.join([*start, package, name, str(config_path), *flags, *sets]) + "\n")
 
 
 def run(config: RunConfig) -> dict[str, Any]:
