@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -36,14 +35,14 @@ class Muon(torch.optim.Optimizer):
         super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay})
         self.rank, self.world = rank, world
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One update of all matrices."""
-        for group in self.param_groups:
-            updates = self._orthogonal([self._momentum(matrix) for matrix in group["params"]])
-            for matrix, update in zip(group["params"], updates, strict=True):
-                matrix.mul_(1 - group["lr"] * group["weight_decay"])
-                matrix.add_(update, alpha=-group["lr"] * 0.2 * math.sqrt(max(matrix.shape)))
+        with torch.no_grad():
+            for group in self.param_groups:
+                updates = self._orthogonal([self._momentum(matrix) for matrix in group["params"]])
+                for matrix, update in zip(group["params"], updates, strict=True):
+                    matrix.mul_(1 - group["lr"] * group["weight_decay"])
+                    matrix.add_(update, alpha=-group["lr"] * 0.2 * math.sqrt(max(matrix.shape)))
 
     def _momentum(self, matrix: nn.Parameter) -> torch.Tensor:
         """Nesterov's, in bfloat16."""

@@ -9,6 +9,7 @@ its batches, and every batch brings its own part. Nothing is sent but tensors of
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
@@ -141,14 +141,15 @@ def shared(module: nn.Module, world: World, config: TrainConfig, dtype: torch.dt
     if world.rank.world == 1:
         return module
     if config.parallel == "ddp":
-        engine = DistributedDataParallel(module, broadcast_buffers=False, gradient_as_bucket_view=True)
+        engine = DistributedDataParallel(module, gradient_as_bucket_view=True)
         engine.register_comm_hook(None, lambda _, bucket: _summed(bucket))
         return engine
-    sharded = fully_shard(
+    fsdp = importlib.import_module("torch.distributed.fsdp")  # a second of CPU time
+    sharded = fsdp.fully_shard(
         module,
         mesh=init_device_mesh(world.device.type, (world.rank.world,)),
         reshard_after_forward=False,
-        mp_policy=MixedPrecisionPolicy(
+        mp_policy=fsdp.MixedPrecisionPolicy(
             param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
         ),
     )
@@ -172,8 +173,8 @@ def accumulating(module: nn.Module, *, last: bool) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if isinstance(module, DistributedDataParallel) and not last:
             stack.enter_context(module.no_sync())
-        elif isinstance(module, FSDPModule):
-            module.set_requires_gradient_sync(last)
-            module.set_reshard_after_backward(last)
-            module.set_is_last_backward(last)
+        elif hasattr(module, "set_is_last_backward"):  # FSDP2
+            module.set_requires_gradient_sync(last)  # type: ignore[operator]
+            module.set_reshard_after_backward(last)  # type: ignore[operator]
+            module.set_is_last_backward(last)  # type: ignore[operator]
         yield

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from synthgen.errors import DiskError
 
@@ -42,11 +42,16 @@ def save_tensors(
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """All of a tensor of which processes may each keep a part: then all of them must call this."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    gather = getattr(tensor, "full_tensor", None)
+    full: torch.Tensor = tensor if gather is None else gather()
+    return full
 
 
 def part_like(like: torch.Tensor, full: torch.Tensor) -> torch.Tensor:
     """Of `full`, which every process has, the part that it keeps of `like`; all of it where that is whole."""
-    if not isinstance(like, DTensor):
+    if not hasattr(like, "full_tensor"):
         return full
-    return distribute_tensor(full, like.device_mesh, like.placements, src_data_rank=None)
+    sharding = importlib.import_module("torch.distributed.tensor")  # a second of CPU time, for FSDP2 only
+    mesh, placements = getattr(like, "device_mesh"), getattr(like, "placements")  # noqa: B009
+    part: torch.Tensor = sharding.distribute_tensor(full, mesh, placements, src_data_rank=None)
+    return part

@@ -153,9 +153,10 @@ def _held_bytes(config: RunConfig, artifact: Path) -> int:
 def _run_stage(stage: Stage, config_path: Path, run_path: Path) -> None:
     console.rule(f"[bold]{stage.name}", align="left")
     child = subprocess.Popen(stage_command(stage, config_path))
-    with _terminating(child):
-        code = _wait(child, run_path)
-    if code == 130:
+    asked = _Asked()
+    with _terminating(child, asked):
+        code = _wait(child, run_path, asked)
+    if code == 130 or (asked.to_end and stage.processes > 1 and code != 0):  # torchrun ends with 1
         raise KeyboardInterrupt
     made = read_manifest(stage.artifact)
     if code == ROWS_FAILED and stage.name in MAY_LACK_ROWS and made is not None and made.complete:
@@ -164,17 +165,29 @@ def _run_stage(stage: Stage, config_path: Path, run_path: Path) -> None:
         raise StageFailed(stage, code)
 
 
+@dataclass(slots=True)
+class _Asked:
+    """Whether someone asked the run to end."""
+
+    to_end: bool = False
+
+
 @contextlib.contextmanager
-def _terminating(child: subprocess.Popen[bytes]) -> Iterator[None]:
+def _terminating(child: subprocess.Popen[bytes], asked: _Asked) -> Iterator[None]:
     """A SIGTERM of ours goes to the stage, which puts away what it has and ends with 130."""
-    before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+
+    def pass_on(*_: object) -> None:
+        asked.to_end = True
+        child.terminate()
+
+    before = signal.signal(signal.SIGTERM, pass_on)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _wait(child: subprocess.Popen[bytes], run_path: Path) -> int:
+def _wait(child: subprocess.Popen[bytes], run_path: Path, asked: _Asked) -> int:
     """Wait for a stage to end by itself, as a Ctrl-C reaches it too, and stop it when the disk fills up.
 
     Raises DiskError in that case, once the stage has put away what it has.
@@ -189,6 +202,7 @@ def _wait(child: subprocess.Popen[bytes], run_path: Path) -> int:
                 full = True
                 child.terminate()
         except KeyboardInterrupt:
+            asked.to_end = True
             time.sleep(0.1)
     if full:
         raise DiskError(
