@@ -106,12 +106,21 @@ def _said_once(store: Store) -> Iterator[None]:
     try:
         yield
     except (SynthgenError, OSError):
-        console.quiet = store.add(CLAIMS, 1) > 1
+        console.quiet = _claims(store, 1) > 1
         raise
     except RuntimeError:  # as a collective raises it when another process has ended
-        if store.add(CLAIMS, 0) == 0:
+        if _claims(store, 0) == 0:
             raise
         raise SystemExit(SynthgenError.exit_code) from None
+
+
+def _claims(store: Store, own: int) -> int:
+    """How many errors there are, with `own` more. Where torchrun doesn't keep the store, the first process
+    does: when it can't be asked, that process has ended and has said why."""
+    try:
+        return store.add(CLAIMS, own)
+    except RuntimeError:
+        return own + 1
 
 
 def device_of(config: TrainConfig, local: int | None = None) -> torch.device:
