@@ -21,6 +21,7 @@ from benchmarks.fixed_traces import prepare, smollm2_config
 from eagle.batches import Document, Position, find_targets, join_all, pack
 from eagle.feed import Rank, ShardFeed, plans_of, updates
 from eagle.loss import predicted_acceptance, prefix_counts
+from eagle.parallel import World
 from eagle.shards import read_all
 from eagle.step import Objective, Trainee, train_step
 from eagle.train import trainee_of
@@ -48,7 +49,7 @@ def trained(config: RunConfig, show: int = 50) -> tuple[Trainee, dict[str, float
     """One training of a config, in memory."""
     feed = ShardFeed(config)
     plans = plans_of(config, feed.outlines)
-    trainee = trainee_of(config)
+    trainee = trainee_of(config, World(Rank(), torch.device("cpu")))
     per_step = config.train.batches_per_step
     steps = sum(-(-len(plan) // per_step) for plan in plans)
     began, targets, losses = time.monotonic(), 0, []

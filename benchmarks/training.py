@@ -29,6 +29,7 @@ import typer
 from benchmarks.fixed_traces import prepare, smollm2_config
 from eagle.batches import Position
 from eagle.feed import Rank, ShardFeed, plans_of, updates
+from eagle.parallel import World
 from eagle.step import train_step
 from eagle.train import trainee_of
 
@@ -66,7 +67,7 @@ def one_training(run_dir: Path, overrides: tuple[str, ...], num_updates: int) ->
     config = smollm2_config(run_dir, *COMMON, *overrides)
     feed = ShardFeed(config)
     plans = plans_of(config, feed.outlines)
-    trainee = trainee_of(config)
+    trainee = trainee_of(config, World(Rank(), torch.device("cpu")))
     steps = len(plans[0])
     found = updates(feed, plans, config.train.batches_per_step, Position(0, 0), Rank())
     seconds, targets, began = [], [], time.perf_counter()

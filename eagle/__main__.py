@@ -95,13 +95,14 @@ def train(
         bool, typer.Option("--json", help="With --dry-run: one JSON object instead of tables.")
     ] = False,
 ) -> None:
-    """Train the draft; goes on from the newest checkpoint.
+    """Train the draft; goes on from the newest checkpoint, on as many processes as torchrun starts.
 
     Exit code 1: states of some samples could not be streamed, see failures.jsonl beside the checkpoints; it
     was trained on the others.
 
     Examples: `eagle train configs/demo.yaml --set train.epochs=3`, `eagle train my.yaml --stream`,
-    `eagle train configs/kimi-k2.5.yaml --dry-run`
+    `eagle train configs/kimi-k2.5.yaml --dry-run`,
+    `torchrun --standalone --nproc-per-node 8 -m eagle train my.yaml --set train.batches_per_step=8`
     """
     with exits():
         loaded = load_config(config, (*set_, *(["train.stream=true"] if stream else [])))
@@ -114,7 +115,10 @@ def train(
             return
         if as_json:
             raise ConfigError("--json goes with --dry-run: training's figures are in its manifest.json")
-        figures = train_draft(loaded).figures
+        manifest = train_draft(loaded)
+        if manifest is None:  # of many processes the first one speaks
+            return
+        figures = manifest.figures
         save_config(loaded, loaded.checkpoints_path / "run.yaml")
         console.print(
             f"loss {figures['loss_first']:.3f} -> {figures['loss_last']:.3f} in {figures['steps']:,} steps, "

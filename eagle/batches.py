@@ -219,6 +219,19 @@ def pack(documents: list[Document], position: Position) -> Batch:
     )
 
 
+def blank_batch(tokens: int, hidden_size: int) -> Batch:
+    """One document of `tokens` replies to nothing: its shapes are a batch's, its states are zero."""
+    return Batch(
+        token_ids_T=torch.zeros(tokens, dtype=torch.long),
+        aux_T3H=torch.zeros(tokens, 3, hidden_size),
+        final_TH=torch.zeros(tokens, hidden_size),
+        next_kind_T=torch.full((tokens,), Kind.RESPONSE, dtype=torch.uint8),
+        starts=(0, tokens),
+        sample_ids=(),
+        position=Position(0, 0),
+    )
+
+
 def _final_TH(states: SampleStates) -> torch.Tensor:
     """The final states at all tokens, zero where they weren't kept."""
     kept_FH = states.final.read()

@@ -5,7 +5,9 @@
         optimizer.safetensors   the optimizers' tensors as `parameter/key`, and torch's random state
         progress.json           the step, and where the data stands
 
-A run that goes on from one ends with the very weights of a run that was never stopped.
+A run that goes on from one ends with the very weights of a run that was never stopped. However many
+processes train, and whichever engine holds the weights, a checkpoint is the same: the first process writes
+whole tensors, and on going on each keeps its part of them.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from safetensors.torch import load_file
 
 from eagle.draft import Draft
 from eagle.optim import Optimizers
-from eagle.tensors import save_tensors
+from eagle.tensors import part_like, save_tensors, whole
 from synthgen.corpus.files import directory_written_aside
 from synthgen.corpus.records import Record
 from synthgen.errors import ArtifactError
@@ -45,13 +47,21 @@ class Progress(Record, frozen=True, kw_only=True):
     """Supervised positions trained on so far."""
 
 
-def save_checkpoint(directory: Path, draft: Draft, optimizers: Optimizers, progress: Progress) -> Path:
-    """Write one checkpoint, drop older ones and what a killed process left aside; return its path."""
+def save_checkpoint(
+    directory: Path, draft: Draft, optimizers: Optimizers, progress: Progress, *, writes: bool = True
+) -> Path:
+    """Write one checkpoint, drop older ones and what a killed process left aside; return its path.
+
+    All processes call it, since each may have a part of the tensors; one of them `writes`.
+    """
     path = directory / f"step-{progress.step:08d}"
+    weights = _on_cpu(dict(draft.named_parameters()), keep=writes)
+    state = _on_cpu(optimizers.state() | {RANDOM_STATE: torch.get_rng_state()}, keep=writes)
+    if not writes:
+        return path
     with directory_written_aside(path) as aside:
-        save_tensors(_on_cpu(dict(draft.named_parameters())), aside / WEIGHTS)
-        state = optimizers.state() | {RANDOM_STATE: torch.get_rng_state()}
-        save_tensors(_on_cpu(state), aside / OPTIMIZER)
+        save_tensors(weights, aside / WEIGHTS)
+        save_tensors(state, aside / OPTIMIZER)
         (aside / PROGRESS).write_bytes(msgspec.json.encode(progress))
     for old in (*checkpoints(directory)[:-KEPT], *directory.glob(".step-*.tmp")):
         shutil.rmtree(old)
@@ -88,7 +98,7 @@ def load_weights(path: Path, draft: Draft) -> None:
             )
     with torch.no_grad():
         for name, parameter in own.items():
-            parameter.copy_(tensors[name])
+            parameter.copy_(part_like(parameter, tensors[name].to(parameter.device)))
 
 
 def load_checkpoint(path: Path, draft: Draft, optimizers: Optimizers) -> Progress:
@@ -112,5 +122,13 @@ def _damaged(path: Path, name: str, error: Exception) -> str:
     return f"{path / name}: damaged: {error}. Remove {path} to go on from the one before"
 
 
-def _on_cpu(tensors: dict[str, torch.Tensor] | dict[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+def _on_cpu(
+    tensors: dict[str, torch.Tensor] | dict[str, torch.nn.Parameter], *, keep: bool
+) -> dict[str, torch.Tensor]:
+    """Whole tensors where they are kept; elsewhere they are gathered for the others only."""
+    kept = {}
+    for name, tensor in tensors.items():
+        gathered = whole(tensor.detach())
+        if keep:
+            kept[name] = gathered.cpu().contiguous()
+    return kept

@@ -5,8 +5,9 @@ request that asked for them ends, its blocks are held until they are copied; the
 to one file in the spool directory, aside and renamed, so that a file is complete or absent. A request
 asks with `kv_transfer_params: {"states": "prompt"}`, or `"all"` for prompt and output less the last
 token, which no forward pass has seen; `"most": n` keeps the first n tokens. The reply names the file:
-`{"states_file": …}`, which begins with the request's `"file_prefix"` if it has one. The file of a prompt is for whoever asked, who waits for it; the file of a whole
-reply may lie until its server is long gone, so it is flushed to the disk before it gets its name.
+`{"states_file": …}`; a `"file_prefix"` is what that name begins with. The file of a prompt is for whoever
+asked, who waits for it; the file of a whole reply may lie until its server is long gone, so it is flushed
+to the disk before it gets its name.
 
 Written against vLLM's public connector interface; tested with 0.32, on the CPU. Only tensor-parallel
 rank 0 writes: every rank holds the states of all tokens, and the same ones.

@@ -81,12 +81,14 @@ class Rank:
 class Update:
     """One optimizer step's data.
 
-    position: of its first batch. num_batches: of all processes. totals_S: the weight of all its targets
-    at each step, over all processes. batches: this process's, made ahead; none where the plan ends early.
+    position: of its first batch. num_batches, sample_ids: of all processes. totals_S: the weight of all
+    its targets at each step, over all processes. batches: this process's, made ahead; none where the plan
+    ends early.
     """
 
     position: Position
     num_batches: int
+    sample_ids: tuple[str, ...]
     totals_S: torch.Tensor
     batches: Iterator[Batch]
 
@@ -157,11 +159,12 @@ def updates(
     in_turn = _released(feed, packed, mine)
     try:
         for at, cut in cuts:
-            weights = (feed.outlines[number].target_weights for numbers in cut for number in numbers)
-            totals = [sum(column) for column in zip(*weights, strict=True)]
+            outlines = [feed.outlines[number] for numbers in cut for number in numbers]
+            totals = [sum(column) for column in zip(*(o.target_weights for o in outlines), strict=True)]
             yield Update(
                 position=at,
                 num_batches=len(cut),
+                sample_ids=tuple(outline.sample_id for outline in outlines),
                 totals_S=torch.tensor(totals, dtype=torch.float32),
                 batches=itertools.islice(in_turn, sum(n < len(cut) for n in own)),
             )

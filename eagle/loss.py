@@ -176,7 +176,7 @@ class _SoftCrossEntropy(torch.autograd.Function):
         flat_SQ = row_SQ + slots * torch.arange(steps, device=row_SQ.device)[:, None]
         flat_outputs = outputs_SNH.flatten(0, 1)
         doutputs = torch.zeros_like(flat_outputs)
-        dhead_KH = torch.zeros_like(head_KH) if ctx.needs_input_grad[1] else None
+        dhead_KH = torch.zeros_like(head_KH, dtype=accurate) if ctx.needs_input_grad[1] else None
         weights_SQ = share_SQ * decay_S[:, None]
         ce_SQ = torch.zeros_like(share_SQ, dtype=accurate)
         hits_SQ = torch.zeros_like(share_SQ, dtype=torch.bool)
@@ -196,6 +196,7 @@ class _SoftCrossEntropy(torch.autograd.Function):
             if dhead_KH is not None:
                 dhead_KH += dz.T @ x
         ctx.save_for_backward(doutputs.view_as(outputs_SNH), dhead_KH)
+        ctx.head_dtype = head_KH.dtype
         ctx.mark_non_differentiable(hits_SQ)
         losses_S = (ce_SQ * share_SQ).sum(1)
         ctx.mark_non_differentiable(losses_S)
@@ -205,5 +206,5 @@ class _SoftCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         doutputs_SNH, dhead_KH = ctx.saved_tensors
         upstream = grads[0]
-        dhead = None if dhead_KH is None else dhead_KH * upstream
+        dhead = None if dhead_KH is None else (dhead_KH * upstream).to(ctx.head_dtype)
         return (doutputs_SNH * upstream).to(doutputs_SNH.dtype), dhead, None, None, None, None

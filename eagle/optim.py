@@ -13,7 +13,12 @@ import torch
 from torch import nn
 
 from eagle.draft import HEAD_NAME, Draft
+from eagle.feed import Rank
+from eagle.muon import Muon
+from eagle.tensors import part_like
 from synthgen.corpus.draft_sections import TrainConfig
+
+ALONE = Rank()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +51,13 @@ class Optimizers:
         for name, tensor in tensors.items():
             parameter_name, _, key = name.rpartition("/")
             parameter = self.named[parameter_name]
-            owners[id(parameter)].state[parameter][key] = tensor.to(parameter.device)
+            tensor = tensor.to(parameter.device)
+            whole = tensor.shape == parameter.shape
+            owners[id(parameter)].state[parameter][key] = part_like(parameter, tensor) if whole else tensor
 
 
-def build_optimizers(draft: Draft, config: TrainConfig) -> Optimizers:
-    """The optimizers of `config.optimizer` over all parameters that are trained.
+def build_optimizers(draft: Draft, config: TrainConfig, rank: Rank = ALONE) -> Optimizers:
+    """The optimizers of `config.optimizer` over all parameters that are trained, on all processes alike.
 
     Weight decay holds for matrices only: a norm's scale has no reason to shrink.
     """
@@ -71,11 +78,12 @@ def build_optimizers(draft: Draft, config: TrainConfig) -> Optimizers:
     ]
     if muon:
         parts.append(
-            torch.optim.Muon(
+            Muon(
                 muon,
                 lr=config.learning_rate,
                 weight_decay=config.weight_decay,
-                adjust_lr_fn="match_rms_adamw",
+                rank=rank.number,
+                world=rank.world,
             )
         )
     for part in parts:

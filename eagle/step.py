@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from eagle.batches import Batch, Kind, Position, Targets, find_targets, kind_weights
+from eagle.batches import Batch, Kind, Targets, blank_batch, find_targets, kind_weights
 from eagle.draft import Draft, unroll
 from eagle.feed import Update
 from eagle.loss import VerifierHead, prefix_counts, shares, step_losses, target_logits
 from eagle.optim import Optimizers, rate_at
-from eagle.training_log import StepMetrics, summed
+from eagle.parallel import World, accumulating
+from eagle.tensors import whole
+from eagle.training_log import StepMetrics, no_metrics, packed, summed, unpacked
 from synthgen.corpus.draft_sections import TrainConfig
 from synthgen.errors import TrainingError
+
+KINDS = {kind.name.lower(): kind for kind in (Kind.THINKING, Kind.RESPONSE, Kind.TOOL)}
 
 
 class Objective(nn.Module):
@@ -57,11 +61,15 @@ class Objective(nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainee:
-    """Everything that an update changes or reads besides its data."""
+    """Everything that an update changes or reads besides its data.
+
+    engine: the objective as it is called, under torch's engine when there are many processes.
+    """
 
     objective: Objective
+    engine: nn.Module
     optimizers: Optimizers
-    device: torch.device
+    world: World
 
     @property
     def config(self) -> TrainConfig:
@@ -70,20 +78,25 @@ class Trainee:
 
 
 def train_step(trainee: Trainee, update: Update, step: int, steps: int) -> StepMetrics:
-    """One update, the `step`th of `steps` from 0.
+    """One update, the `step`th of `steps` from 0; every process does its part and has the metrics of all.
 
-    Raises TrainingError, before anything is changed, when the loss or its gradient isn't finite.
+    Raises TrainingError on all of them, before anything is changed, when the loss or its gradient isn't
+    finite.
     """
-    config = trainee.config
-    totals_S = update.totals_S.to(trainee.device)
-    parts: list[StepMetrics] = []
-    sample_ids: list[str] = []
-    for batch in update.batches:
-        parts.append(_accumulate(trainee, batch.to(trainee.device), totals_S))
-        sample_ids += batch.sample_ids
-    grad_norm = nn.utils.clip_grad_norm_(trainee.optimizers.named.values(), config.grad_clip_norm).item()
-    metrics = summed(parts, grad_norm)
-    _require_finite(metrics, step, update.position, sample_ids)
+    config, device = trainee.config, trainee.world.device
+    totals_S = update.totals_S.to(device)
+    parts = [no_metrics(config.ttt_steps)]
+    for batch, last in _with_last(update.batches):
+        with accumulating(trainee.engine, last=last):
+            parts.append(_accumulate(trainee, batch.to(device), totals_S))
+    if len(parts) == 1:
+        with accumulating(trainee.engine, last=True):
+            _take_part(trainee)
+    weights = list(trainee.optimizers.named.values())
+    norm = whole(nn.utils.get_total_norm([w.grad for w in weights if w.grad is not None]))
+    nn.utils.clip_grads_with_norm_(weights, config.grad_clip_norm, norm)
+    metrics = _over_all(summed(parts, norm.item()), trainee.world, config.ttt_steps)
+    _require_finite(metrics, step, update)
     trainee.optimizers.step(rate_at(step, steps, config.warmup_fraction))
     return metrics
 
@@ -91,7 +104,7 @@ def train_step(trainee: Trainee, update: Update, step: int, steps: int) -> StepM
 def _accumulate(trainee: Trainee, batch: Batch, totals_S: torch.Tensor) -> StepMetrics:
     """Add a batch's gradients to those that are there."""
     targets = find_targets(batch, trainee.config.ttt_steps)
-    total, losses_S, hits_SP = trainee.objective(batch, targets, totals_S)
+    total, losses_S, hits_SP = trainee.engine(batch, targets, totals_S)
     total.backward()
     prefix_hits_S, prefix_slots_S = prefix_counts(hits_SP, targets)
     return StepMetrics(
@@ -106,20 +119,46 @@ def _accumulate(trainee: Trainee, batch: Batch, totals_S: torch.Tensor) -> StepM
     )
 
 
-def _require_finite(metrics: StepMetrics, step: int, at: Position, sample_ids: Iterable[str]) -> None:
+def _take_part(trainee: Trainee) -> None:
+    """The passes of a process that has no batch of an update: of a blank one, which weighs nothing of an
+    endless whole, so that its gradients are zero."""
+    hidden_size = trainee.objective.verifier.embedding_VH.shape[1]
+    batch = blank_batch(trainee.config.ttt_steps + 2, hidden_size).to(trainee.world.device)
+    totals_S = torch.full((trainee.config.ttt_steps,), torch.inf, device=trainee.world.device)
+    _accumulate(trainee, batch, totals_S)
+
+
+def _with_last(batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
+    """Each batch, and whether it is the last."""
+    rest = iter(batches)
+    held = next(rest, None)
+    while held is not None:
+        following = next(rest, None)
+        yield held, following is None
+        held = following
+
+
+def _over_all(own: StepMetrics, world: World, steps: int) -> StepMetrics:
+    """The metrics of all processes from those of each; the gradient's norm is all processes' already."""
+    if world.rank.world == 1:
+        return own
+    return unpacked(world.sums(packed(own, [*KINDS])), [*KINDS], steps, own.grad_norm)
+
+
+def _require_finite(metrics: StepMetrics, step: int, update: Update) -> None:
     if math.isfinite(metrics.loss) and math.isfinite(metrics.grad_norm):
         return
     raise TrainingError(
-        f"step {step + 1} (epoch {at.epoch}, batch {at.index}): loss {metrics.loss}, gradient norm "
-        f"{metrics.grad_norm}; samples {', '.join(sample_ids)}. Nothing of this step was applied: check "
-        f"their states, or lower train.learning_rate"
+        f"step {step + 1} (epoch {update.position.epoch}, batch {update.position.index}): loss "
+        f"{metrics.loss}, gradient norm {metrics.grad_norm}; samples {', '.join(update.sample_ids)}. Nothing "
+        f"of this step was applied: check their states, or lower train.learning_rate"
     )
 
 
 def _by_kind(hits_P: torch.Tensor, kind_P: torch.Tensor) -> dict[str, list[int]]:
     found = {}
-    for kind in (Kind.THINKING, Kind.RESPONSE, Kind.TOOL):
+    for name, kind in KINDS.items():
         of_kind_P = kind_P == kind
         if count := int(of_kind_P.sum()):
-            found[kind.name.lower()] = [int(hits_P[of_kind_P].sum()), count]
+            found[name] = [int(hits_P[of_kind_P].sum()), count]
     return found

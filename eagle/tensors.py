@@ -1,7 +1,8 @@
-"""Safetensors files that are complete or absent, with errors of the house's tree."""
+"""Tensors in safetensors files that are complete or absent, and tensors that are shared by processes."""
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
 
@@ -37,3 +38,20 @@ def save_tensors(
             f"{path} can't be written: {error}. What was finished is kept: free some space"
         ) from error
     path.chmod(0o666 & ~UMASK)
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a tensor of which processes may each keep a part: then all of them must call this."""
+    gather = getattr(tensor, "full_tensor", None)
+    full: torch.Tensor = tensor if gather is None else gather()
+    return full
+
+
+def part_like(like: torch.Tensor, full: torch.Tensor) -> torch.Tensor:
+    """Of `full`, which every process has, the part that it keeps of `like`; all of it where that is whole."""
+    if not hasattr(like, "full_tensor"):
+        return full
+    sharding = importlib.import_module("torch.distributed.tensor")  # a second of CPU time, for FSDP2 only
+    mesh, placements = getattr(like, "device_mesh"), getattr(like, "placements")  # noqa: B009
+    part: torch.Tensor = sharding.distribute_tensor(full, mesh, placements, src_data_rank=None)
+    return part

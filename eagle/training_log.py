@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,21 @@ class StepMetrics(Record, frozen=True, kw_only=True):
     """Hits and targets of step 0, by what the predicted token is."""
 
 
+def no_metrics(steps: int) -> StepMetrics:
+    """What is seen of no batch, with `steps` training-time-test steps."""
+    none = [0] * steps
+    return StepMetrics(
+        loss=0.0,
+        grad_norm=0.0,
+        losses=[0.0] * steps,
+        hits=none,
+        targets=none,
+        prefix_hits=none,
+        prefix_slots=none,
+        first_hits_by_kind={},
+    )
+
+
 class LogLine(Record, frozen=True, kw_only=True):
     """One line of the training log: the steps since the line before."""
 
@@ -71,6 +86,34 @@ def summed(parts: list[StepMetrics], grad_norm: float) -> StepMetrics:
         prefix_slots=_sums([part.prefix_slots for part in parts]),
         first_hits_by_kind=_sums_by_kind(parts, kinds),
     )
+
+
+def packed(metrics: StepMetrics, kinds: Sequence[str]) -> list[float]:
+    """All that is summed over processes, as numbers; `unpacked` reads them."""
+    by_kind = (metrics.first_hits_by_kind.get(kind, [0, 0]) for kind in kinds)
+    counts = (metrics.hits, metrics.targets, metrics.prefix_hits, metrics.prefix_slots, *by_kind)
+    return [metrics.loss, *metrics.losses, *itertools.chain(*counts)]
+
+
+def unpacked(numbers: Sequence[float], kinds: Sequence[str], steps: int, grad_norm: float) -> StepMetrics:
+    """The metrics that were packed, `grad_norm` beside them."""
+    rest = iter(numbers[1 + steps :])
+    hits, targets, prefix_hits, prefix_slots = (_counts(rest, steps) for _ in range(4))
+    by_kind = {kind: _counts(rest, 2) for kind in kinds}
+    return StepMetrics(
+        loss=numbers[0],
+        grad_norm=grad_norm,
+        losses=list(numbers[1 : 1 + steps]),
+        hits=hits,
+        targets=targets,
+        prefix_hits=prefix_hits,
+        prefix_slots=prefix_slots,
+        first_hits_by_kind={kind: found for kind, found in by_kind.items() if found[1]},
+    )
+
+
+def _counts(numbers: Iterator[float], many: int) -> list[int]:
+    return [round(number) for number in itertools.islice(numbers, many)]
 
 
 def _sums_by_kind(parts: list[StepMetrics], kinds: Iterable[str]) -> dict[str, list[int]]:

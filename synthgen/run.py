@@ -42,10 +42,11 @@ MAY_LACK_ROWS = ("synthgen generate", "eagle extract", "eagle train")
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One stage: the command after `python -m`, and where its manifest is."""
+    """One stage: the command after `python -m`, where its manifest is, and how many processes it takes."""
 
     command: tuple[str, ...]
     artifact: Path
+    processes: int = 1
 
     @property
     def name(self) -> str:
@@ -70,7 +71,7 @@ def stages(config: RunConfig) -> list[Stage]:
         Stage(("synthgen", "mix"), config.dataset_path),
         *([] if config.train.stream else [Stage(("eagle", "extract"), config.states_path)]),
         Stage(("eagle", "vocab"), config.vocab_path),
-        Stage(("eagle", "train"), config.checkpoints_path),
+        Stage(("eagle", "train"), config.checkpoints_path, config.train.processes),
         Stage(("eagle", "export"), config.export_path),
     ]
     if config.accept.untrained:
@@ -81,7 +82,14 @@ def stages(config: RunConfig) -> list[Stage]:
 def stage_command(stage: Stage, config_path: Path) -> list[str]:
     """The command line of a stage."""
     package, name, *flags = stage.command
-    return [sys.executable, "-m", package, name, str(config_path), *flags]
+    return [sys.executable, "-m", *torchrun(stage), package, name, str(config_path), *flags]
+
+
+def torchrun(stage: Stage) -> list[str]:
+    """What starts a stage's processes on this machine, as it stands after `python -m`."""
+    if stage.processes == 1:
+        return []
+    return ["torch.distributed.run", "--standalone", "--nproc-per-node", str(stage.processes), "-m"]
 
 
 def print_commands(config: RunConfig, config_path: Path, overrides: tuple[str, ...]) -> None:
@@ -91,7 +99,8 @@ def print_commands(config: RunConfig, config_path: Path, overrides: tuple[str, .
     sets = [part for override in overrides for part in ("--set", override)]
     for stage in stages(config):
         package, name, *flags = stage.command
-        sys.stdout.write(shlex.join([package, name, str(config_path), *flags, *sets]) + "\n")
+        start = ["python", "-m", *torchrun(stage)] if stage.processes > 1 else []
+        sys.stdout.write(shlex.join([*start, package, name, str(config_path), *flags, *sets]) + "\n")
 
 
 def run(config: RunConfig) -> dict[str, Any]:
@@ -147,9 +156,10 @@ def _held_bytes(config: RunConfig, artifact: Path) -> int:
 def _run_stage(stage: Stage, config_path: Path, run_path: Path) -> None:
     console.rule(f"[bold]{stage.name}", align="left")
     child = subprocess.Popen(stage_command(stage, config_path))
-    with _terminating(child):
-        code = _wait(child, run_path)
-    if code == 130:
+    asked = _Asked()
+    with _terminating(child, asked):
+        code = _wait(child, run_path, asked)
+    if code == 130 or (asked.to_end and stage.processes > 1 and code != 0):  # torchrun ends with 1
         raise KeyboardInterrupt
     made = read_manifest(stage.artifact)
     if code == ROWS_FAILED and stage.name in MAY_LACK_ROWS and made is not None and made.complete:
@@ -158,17 +168,29 @@ def _run_stage(stage: Stage, config_path: Path, run_path: Path) -> None:
         raise StageFailed(stage, code)
 
 
+@dataclass(slots=True)
+class _Asked:
+    """Whether someone asked the run to end."""
+
+    to_end: bool = False
+
+
 @contextlib.contextmanager
-def _terminating(child: subprocess.Popen[bytes]) -> Iterator[None]:
+def _terminating(child: subprocess.Popen[bytes], asked: _Asked) -> Iterator[None]:
     """A SIGTERM of ours goes to the stage, which puts away what it has and ends with 130."""
-    before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+
+    def pass_on(*_: object) -> None:
+        asked.to_end = True
+        child.terminate()
+
+    before = signal.signal(signal.SIGTERM, pass_on)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _wait(child: subprocess.Popen[bytes], run_path: Path) -> int:
+def _wait(child: subprocess.Popen[bytes], run_path: Path, asked: _Asked) -> int:
     """Wait for a stage to end by itself, as a Ctrl-C reaches it too, and stop it when the disk fills up.
 
     Raises DiskError in that case, once the stage has put away what it has.
@@ -183,6 +205,7 @@ def _wait(child: subprocess.Popen[bytes], run_path: Path) -> int:
                 full = True
                 child.terminate()
         except KeyboardInterrupt:
+            asked.to_end = True
             time.sleep(0.1)
     if full:
         raise DiskError(

@@ -15,7 +15,7 @@ from synthgen.corpus.settings import load_config
 from synthgen.errors import DiskError
 from synthgen.mock_server import Fixed, MockConfig, MockServer
 from synthgen.plan.stages import plan
-from synthgen.run import require_disk, run, stages
+from synthgen.run import require_disk, run, stage_command, stages
 
 ROOT = Path(__file__).parent.parent
 
@@ -48,6 +48,19 @@ def test_streamed_states_have_no_stage(demo_values: dict[str, Any], write_config
     planned = plan(config)
     assert planned.stage("extract").disk_bytes == 64 << 20
     require_disk(config, planned)
+
+
+def test_training_on_many_gpus_goes_through_torchrun() -> None:
+    """Of all stages only training takes `train.processes`; a dry run prints what can be typed."""
+    many = ("train.processes=8", "train.batches_per_step=16")
+    config = load_config(ROOT / "configs/kimi-k2.5.yaml", many)
+    (line,) = [stage_command(stage, Path("my.yaml")) for stage in stages(config) if stage.processes > 1]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "8"]
+    assert line == [sys.executable, *torchrun, "-m", "eagle", "train", "my.yaml"]
+    sets = [part for setting in many for part in ("--set", setting)]
+    done = command("synthgen", "run", "configs/kimi-k2.5.yaml", "--dry-run", *sets)
+    start = "python -m torch.distributed.run --standalone --nproc-per-node 8 -m eagle train"
+    assert f"{start} configs/kimi-k2.5.yaml --set train.processes=8" in done.stdout
 
 
 def test_the_demos_states_are_bounded_before_it_starts(

@@ -93,6 +93,11 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     batches_per_step: int
     """Batches in one update, over all processes; a multiple of their number. So what is learned doesn't
     depend on how many there are."""
+    processes: int
+    """Processes that `synthgen run` starts for training, one a GPU; `eagle train` takes as many as torchrun
+    starts."""
+    parallel: Literal["ddp", "fsdp"]
+    """With many processes: ddp keeps the draft and its optimizer state whole on each, fsdp a part on each."""
     max_seq_tokens: int
     """A longer sample is cut; no more than batch_tokens."""
     ttt_steps: int
@@ -127,6 +132,7 @@ class TrainConfig(Section, frozen=True, kw_only=True):
             "epochs",
             "batch_tokens",
             "batches_per_step",
+            "processes",
             "max_seq_tokens",
             "ttt_steps",
             "ttt_decay",
@@ -136,6 +142,10 @@ class TrainConfig(Section, frozen=True, kw_only=True):
             "log_steps",
             "stream_spool_mib",
         )
+        if self.batches_per_step % self.processes:
+            raise ValueError(
+                f"batches_per_step {self.batches_per_step} is no multiple of processes {self.processes}"
+            )
         if not 0 <= self.warmup_fraction < 1:
             raise ValueError(f"warmup_fraction {self.warmup_fraction} is not in [0, 1)")
         if self.max_seq_tokens > self.batch_tokens:

@@ -79,6 +79,7 @@ def test_a_value_of_the_wrong_type_is_named_with_its_path(
             r"`extract`: aux_layers \[4, 2, 5\] must be positive and rising",
         ),
         ("draft", "num_key_value_heads", 3, r"num_attention_heads 4 is no multiple of num_key_value_heads 3"),
+        ("train", "processes", 2, r"batches_per_step 1 is no multiple of processes 2"),
         ("train", "batch_tokens", 100, r"max_seq_tokens 512 is more than batch_tokens 100"),
         (
             "verifier",

@@ -13,6 +13,7 @@ from eagle.batches import (
     Batch,
     Document,
     Position,
+    blank_batch,
     find_targets,
     join,
     join_all,
@@ -171,3 +172,9 @@ def test_an_outline_weighs_the_targets_that_a_batch_finds(kinds: list[int], step
     outline = outline_of("s", batch.next_kind_T, weights, steps)
     assert outline.num_tokens == len(kinds)
     assert list(outline.target_weights) == (targets.valid_SP * weight_P).sum(1).tolist()
+
+
+def test_a_blank_batch_has_targets_at_every_step() -> None:
+    """Five tokens that weigh something: four of them targets, three of which have a slot three back."""
+    found = find_targets(blank_batch(5, 8), 3)
+    assert found.valid_SP.sum(1).tolist() == [4, 3, 2]

@@ -28,7 +28,7 @@ from eagle.vocab import make_vocab
 from synthgen.client.launch import captured_layers
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.journal import read_journal
-from synthgen.corpus.manifest import read_manifest
+from synthgen.corpus.manifest import Manifest, read_manifest
 from synthgen.corpus.records import Trace
 from synthgen.corpus.settings import load_config
 from synthgen.errors import ArtifactError, ConfigError, ServerMismatch, ServerUnreachable
@@ -168,11 +168,18 @@ def shards(tmp_path: Path) -> RunConfig:
     return config
 
 
+def trained(config: RunConfig) -> Manifest:
+    """What training says at its end."""
+    manifest = train(config)
+    assert manifest is not None
+    return manifest
+
+
 def test_streamed_states_train_the_same_draft(
     config: RunConfig, handler: Prefilling, shards: RunConfig
 ) -> None:
     """Bit for bit what the shards of the same states give; each sample is asked for once an epoch."""
-    manifest = train(config)
+    manifest = trained(config)
     assert losses(config) == losses(shards)
     assert same_weights(config, shards)
     assert sorted(handler.asked) == sorted(2 * [ids_of(one) for one in twelve()])
@@ -183,7 +190,7 @@ def test_streamed_states_train_the_same_draft(
 
 def test_the_manifest_says_that_states_were_streamed(config: RunConfig, handler: Prefilling) -> None:
     """From which dataset, of which layers, in which dtype; what matters can't be changed, the room can."""
-    manifest = train(config)
+    manifest = trained(config)
     assert sorted(manifest.inputs) == ["dataset", "vocab"]
     assert manifest.settings["states"]["source"] == "streamed"
     assert manifest.settings["states"]["taps"]["ids"] == [2, 4, 5, 8]
@@ -319,7 +326,7 @@ def test_a_sample_whose_states_cannot_be_had_is_left_out(
     """It is a record with its reason; the plan is the same, and the others are trained on."""
     refused = twelve()[5]
     handler.refuses = {ids_of(refused)}
-    figures = train(config).figures
+    figures = trained(config).figures
     (record,) = read_journal(config.checkpoints_path / "failures.jsonl", LeftOut)
     assert (record.sample_id, record.epoch) == ("seed05-0", 0)
     assert "too long" in record.message
@@ -346,7 +353,7 @@ def test_what_was_left_out_stays_so_when_the_run_goes_on(
                 train(config)
             monkeypatch.undo()
             handler.refuses = set()
-        assert train(config).figures["samples_left_out"] == 1
+        assert trained(config).figures["samples_left_out"] == 1
         found.append(config)
     assert same_weights(*found)
 
@@ -357,7 +364,7 @@ def test_a_batch_of_failed_samples_alone_teaches_nothing(tmp_path: Path, server:
     written(config, [trace(number, prompt=4, output=26) for number in range(4)])
     handler = Prefilling(config, server)
     handler.refuses = {ids_of(trace(2, prompt=4, output=26))}
-    figures = train(config).figures
+    figures = trained(config).figures
     assert (figures["steps"], figures["samples_left_out"], figures["supervised_tokens"]) == (4, 1, 3 * 26)
 
 
@@ -368,7 +375,7 @@ def test_when_every_sample_fails_it_is_not_the_samples(config: RunConfig, handle
         train(config)
     assert list(read_journal(config.checkpoints_path / "failures.jsonl", LeftOut)) == []
     handler.refuses = set()
-    assert train(config).figures["samples_left_out"] == 0
+    assert trained(config).figures["samples_left_out"] == 0
 
 
 def test_a_file_that_is_lost_is_asked_for_once_more(
@@ -377,7 +384,7 @@ def test_a_file_that_is_lost_is_asked_for_once_more(
     """It may have gone with a server that died: the sample isn't left out."""
     monkeypatch.setattr("eagle.prefill.FILE_WAIT_S", 0.2)
     handler.loses_files = 1
-    assert train(config).figures["samples_left_out"] == 0
+    assert trained(config).figures["samples_left_out"] == 0
     assert same_weights(config, shards)
 
 

@@ -18,9 +18,10 @@ from safetensors.torch import load_file
 from eagle.batches import Position, pack
 from eagle.checkpoint import checkpoints, load_progress
 from eagle.draft import build_draft
-from eagle.feed import ShardFeed, Update
+from eagle.feed import Rank, ShardFeed, Update
 from eagle.loss import verifier_head
 from eagle.optim import build_optimizers
+from eagle.parallel import World
 from eagle.step import Objective, Trainee, train_step
 from eagle.train import stop_signals, train
 from eagle.training_log import LogLine
@@ -39,10 +40,12 @@ def trainee_of(config: RunConfig, dtype: torch.dtype = torch.float32) -> Trainee
     vocab = load_vocab(config.vocab_path)
     draft = build_draft(config.draft, counting_weights(), vocab, config.seed)
     verifier = verifier_head(counting_weights(), 1e-6, vocab, dtype, CPU)
+    objective = Objective(draft, verifier, config.train)
     return Trainee(
-        objective=Objective(draft, verifier, config.train),
+        engine=objective,
+        objective=objective,
         optimizers=build_optimizers(draft, config.train),
-        device=CPU,
+        world=World(Rank(), CPU),
     )
 
 
@@ -54,7 +57,13 @@ def update_of(config: RunConfig, *, aux: float | None = None) -> Update:
     if aux is not None:
         batch = dataclasses.replace(batch, aux_T3H=torch.full_like(batch.aux_T3H, aux))
     totals_S = torch.tensor([outline.target_weights for outline in feed.outlines]).sum(0)
-    return Update(position=Position(0, 0), num_batches=1, totals_S=totals_S, batches=iter([batch]))
+    return Update(
+        position=Position(0, 0),
+        num_batches=1,
+        sample_ids=batch.sample_ids,
+        totals_S=totals_S,
+        batches=iter([batch]),
+    )
 
 
 def log_of(config: RunConfig) -> list[LogLine]:
@@ -114,6 +123,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
     config = tiny_config(tmp_path)
     write_run(config)
     manifest = train(config)
+    assert manifest is not None
     lines = log_of(config)
     assert [line.step for line in lines] == [2, 4, 6, 8]
     assert [line.epoch for line in lines] == [0, 0, 1, 1]
@@ -211,7 +221,9 @@ def test_a_frozen_head_stays_the_verifiers(tmp_path: Path) -> None:
     """With `head: frozen` it is not trained, and the manifest counts it so."""
     config = tiny_config(tmp_path, train__head="frozen", train__epochs="1")
     write_run(config)
-    figures = train(config).figures
+    manifest = train(config)
+    assert manifest is not None
+    figures = manifest.figures
     rows = counting_weights().head_VH[load_vocab(config.vocab_path).target_ids_K]
     assert torch.equal(final_weights(config)["lm_head.weight"], rows)
     assert figures["parameters"] - figures["parameters_trained"] == 20 * 32
