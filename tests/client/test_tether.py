@@ -67,8 +67,8 @@ def test_a_polite_end_reaches_the_server_alone(tmp_path: Path) -> None:
     child = subprocess.Popen(tethered(tmp_path / "pids"), stdin=subprocess.PIPE, start_new_session=True)
     _, _, worker = written(tmp_path / "pids")
     child.terminate()
-    child.communicate(timeout=10)
-    assert child.returncode == 7
+    assert child.wait(10) == 7
+    child.communicate()
     assert not runs(worker)
 
 
@@ -77,7 +77,7 @@ def test_a_server_that_was_killed_is_told_from_one_that_ended(tmp_path: Path) ->
     child = subprocess.Popen(tethered(tmp_path / "pids"), stdin=subprocess.PIPE, start_new_session=True)
     _, server, worker = written(tmp_path / "pids")
     os.kill(server, signal.SIGKILL)
-    child.communicate(timeout=10)
-    assert child.returncode == 137
+    assert child.wait(10) == 137
+    child.communicate()
     assert os.getpgid(worker) == child.pid
     os.killpg(child.pid, signal.SIGKILL)
