@@ -115,9 +115,8 @@ def _extract(config: RunConfig, dataset: Manifest, *, retry_failed: bool) -> Man
             if tokens_per_s:
                 speed = Speed(tokens_per_s=tokens_per_s, load_s=servers.load_s)
     write_journal(config.states_path / FAILURES_NAME, failures)
-    tidy_spool(
-        config, {sample.id for sample in samples}
-    )  # before all is done: whoever is killed here tidies yet
+    # Before the manifest says that all is done: whoever is killed here tidies the next time.
+    tidy_spool(config, {sample.id for sample in samples})
     seconds = done_s + time.monotonic() - started
     return _write(config, settings, inputs, seconds=seconds, speed=speed, complete=True)
 
