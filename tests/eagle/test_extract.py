@@ -132,6 +132,31 @@ def test_files_of_other_replies_and_fresh_ones_stay(
     assert len(list(read_all(config.states_path))) == 4
 
 
+def test_what_a_killed_extraction_left_makes_room_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """States that nobody took and parts of shards go before the disk is asked; what a reply has, stays."""
+    config = tiny_config(tmp_path)
+    write_verifier(Path(config.verifier.model))
+    traces = [captured(config, number) for number in range(3)]
+    write_dataset(config, traces)
+    spool_file(config, "untaken", (1, 2, 3))
+    (config.spool_path / "unfinished.tmp").write_bytes(b"part")
+    config.states_path.mkdir()
+    for name in ("states-00000.safetensors", "index.jsonl", "failures.jsonl", "manifest.json"):
+        (config.states_path / f".{name}.0123456789ab.tmp").write_bytes(b"part")
+    seen = []
+
+    def usage(path: Path) -> Any:
+        seen.append((spooled(config), sorted(path.name for path in config.states_path.iterdir())))
+        return real(path)
+
+    real = shutil.disk_usage
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    assert extract(config).figures["samples"] == 3
+    assert seen[0] == (["0", "1", "2"], ["lock"])
+
+
 def captured_path(config: RunConfig, name: str) -> Path:
     """Where the states of a captured reply lie."""
     return config.spool_path / f"{name}.safetensors"
