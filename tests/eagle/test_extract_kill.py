@@ -334,7 +334,7 @@ def test_a_server_is_killed_that_captures(path: Path, config: RunConfig, server:
     server.start()
     assert generation.wait(300) == 0
     traces = list(read_journal(config.traces_path, Trace))
-    assert len({one.id for one in traces}) == len(traces) == 92
+    assert len({one.id for one in traces}) == len(traces) == 96
     assert list(read_journal(config.failures_path, Failure)) == []
     named = {config.spool_path / str(one.states_file) for one in traces}
     lost = [file for file in named if not file.exists()]
