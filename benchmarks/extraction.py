@@ -104,7 +104,10 @@ class Clients:
     async def prefill(self, samples: list[Sample]) -> None:
         """The same with states."""
         async with self.client(capture=True) as client:
-            source = Prefill(config=self.config, base_url=self.urls[1], client=client, shape=self.shape)
+            turns = asyncio.Semaphore(self.config.extract.concurrency)
+            source = Prefill(
+                config=self.config, base_url=self.urls[1], client=client, shape=self.shape, turns=turns
+            )
             await self.in_turns(source.states_of, samples)
 
 

@@ -3,7 +3,7 @@
 States that came with the replies (generate.capture) lie in the spool and are packed into shards. The
 other samples are sent as token ids with one token to generate, and go the same way. Shards that are there
 are trusted by their checksum. A sample whose states can't be had is a record in `failures.jsonl`, and is
-asked for again the next time.
+asked for again the next time. A server that goes away is waited for, as `synthgen generate` does.
 """
 
 from __future__ import annotations
@@ -13,19 +13,28 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from eagle.packing import Packer, captured_files, pack_captured, tidy_spool, tokens_to_store
+from eagle.packing import (
+    Packer,
+    captured_files,
+    pack_captured,
+    remove_orphans,
+    tidy_spool,
+    tokens_to_store,
+)
+from eagle.patience import Patience
 from eagle.prefill import Prefill
-from eagle.shards import ShardEntry, read_index, token_hash, verify_shard
+from eagle.shards import INDEX_NAME, ShardEntry, read_index, token_hash, verify_shard
 from eagle.states import SampleStates
 from eagle.taps import CONVENTION, TapPoints
 from synthgen.client.api import client_for
 from synthgen.client.control import Control, Fingerprint, api_key
-from synthgen.client.launch import capturing, served
+from synthgen.client.launch import Served, capturing, served
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import bar, console
-from synthgen.corpus.files import require_free_disk
+from synthgen.corpus.files import remove_asides, require_free_disk
 from synthgen.corpus.journal import read_journal, write_journal
 from synthgen.corpus.lock import claimed
+from synthgen.corpus.manifest import FILE_NAME as MANIFEST_NAME
 from synthgen.corpus.manifest import (
     Manifest,
     Speed,
@@ -61,7 +70,7 @@ def extract(config: RunConfig, *, retry_failed: bool = False) -> Manifest:
     Samples that failed before are asked for again with `retry_failed`, or when a server is needed anyway.
     Raises ArtifactError when the shards there don't fit or another process writes them, DiskError when the
     disk is too small, all before a server is started; ArtifactError when the server's tokenizer isn't that
-    of the corpus.
+    of the corpus, ServerUnreachable when it is gone for longer than generate.down_wait_s; shards are kept.
     """
     dataset = require_manifest(config.dataset_path, "synthgen mix CONFIG")
     with claimed(config.states_path, parts=1):
@@ -85,7 +94,9 @@ def _extract(config: RunConfig, dataset: Manifest, *, retry_failed: bool) -> Man
         assert before is not None
         console.print(f"extract: nothing to do for {config.states_path}", soft_wrap=True)
         return before
+    remove_asides(config.states_path, "states-*.safetensors", INDEX_NAME, FAILURES_NAME, MANIFEST_NAME)
     files = captured_files(config, todo)
+    remove_orphans(config, files)
     per_token = state_bytes_per_token(shape.hidden_size, config.extract.states_dtype)
     needed = tokens_to_store(todo, files, config.extract.shard_tokens) * per_token
     require_free_disk(config.states_path, needed, f"the hidden states of {len(todo)} samples")
@@ -97,17 +108,17 @@ def _extract(config: RunConfig, dataset: Manifest, *, retry_failed: bool) -> Man
     failures = []
     if rest:
         with served(config, capturing(config)) as servers:
-            base_url, key = servers.base_urls[0], api_key(config.server.api_key_env)
-            require_tokenizer(config, Control(base_url, key).fingerprint(config.verifier.served_name))
-            began = time.monotonic()
-            failures, tokens = asyncio.run(_extract_all(config, base_url, rest, shape))
-            if tokens:
-                speed = Speed(tokens_per_s=tokens / (time.monotonic() - began), load_s=servers.load_s)
+            control = Control(servers.base_urls[0], api_key(config.server.api_key_env))
+            found = control.fingerprint(config.verifier.served_name)
+            require_tokenizer(config, found)
+            failures, tokens_per_s = asyncio.run(_extract_all(config, servers, found, rest, shape))
+            if tokens_per_s:
+                speed = Speed(tokens_per_s=tokens_per_s, load_s=servers.load_s)
     write_journal(config.states_path / FAILURES_NAME, failures)
-    seconds = done_s + time.monotonic() - started
-    made = _write(config, settings, inputs, seconds=seconds, speed=speed, complete=True)
+    # Before the manifest says that all is done: whoever is killed here tidies the next time.
     tidy_spool(config, {sample.id for sample in samples})
-    return made
+    seconds = done_s + time.monotonic() - started
+    return _write(config, settings, inputs, seconds=seconds, speed=speed, complete=True)
 
 
 def require_tokenizer(config: RunConfig, found: Fingerprint) -> None:
@@ -142,21 +153,30 @@ def _missing(config: RunConfig, samples: list[Sample]) -> list[Sample]:
 
 
 async def _extract_all(
-    config: RunConfig, base_url: str, todo: list[Sample], shape: VerifierShape
-) -> tuple[list[StatesFailure], int]:
-    """Write the states of `todo` into shards; return those that could not be had, and the tokens written."""
-    settings = config.extract
+    config: RunConfig, servers: Served, server: Fingerprint, todo: list[Sample], shape: VerifierShape
+) -> tuple[list[StatesFailure], float]:
+    """Write the states of `todo` into shards; return those that could not be had, and the tokens a second.
+
+    Time in which the server was gone does not count.
+    """
+    settings, base_url = config.extract, servers.base_urls[0]
     client = client_for(
         config, base_url, concurrency=settings.concurrency, max_tokens=settings.max_seq_tokens
     )
-    source = Prefill(config=config, base_url=base_url, client=client, shape=shape)
+    turns = asyncio.Semaphore(settings.concurrency)
+    prefill = Prefill(config=config, base_url=base_url, client=client, shape=shape, turns=turns)
+    source = Patience(prefill, servers, server)
     packer = Packer(config)
     failures: list[StatesFailure] = []
     in_a_row = 0
+    started = time.monotonic()
+
+    def tokens_per_s() -> float:
+        return packer.tokens / (time.monotonic() - started - source.seconds_down)
+
     try:
         async with client:
             with bar("extract", len(todo)) as progress:
-                started = time.monotonic()
                 async for states in _in_flight(source, todo, settings.concurrency):
                     if isinstance(states, StatesFailure):
                         failures.append(states)
@@ -166,10 +186,10 @@ async def _extract_all(
                         in_a_row = 0
                         if packer.add(states):
                             await asyncio.to_thread(packer.write)
-                    progress.advance(note=f"{packer.tokens / (time.monotonic() - started):,.0f} tok/s")
+                    progress.advance(note=f"{tokens_per_s():,.0f} tok/s")
     finally:  # an interrupted run keeps what it has
         packer.write()
-    return failures, packer.tokens
+    return failures, tokens_per_s()
 
 
 def _require_some(in_a_row: int, last: StatesFailure) -> None:
@@ -179,7 +199,7 @@ def _require_some(in_a_row: int, last: StatesFailure) -> None:
 
 
 async def _in_flight(
-    source: Prefill, todo: list[Sample], concurrency: int
+    source: Patience, todo: list[Sample], concurrency: int
 ) -> AsyncIterator[SampleStates | StatesFailure]:
     """Yield states, or why there are none, in the order of `todo`.
 
@@ -200,7 +220,7 @@ async def _in_flight(
         await asyncio.gather(*waiting, return_exceptions=True)
 
 
-async def _one(source: Prefill, sample: Sample) -> SampleStates | StatesFailure:
+async def _one(source: Patience, sample: Sample) -> SampleStates | StatesFailure:
     try:
         return await source.states_of(sample)
     except (RequestFailed, ArtifactError) as error:

@@ -11,20 +11,19 @@ import contextlib
 import dataclasses
 import queue
 import threading
-import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from eagle.extract import StatesFailure
-from eagle.prefill import Prefill
+from eagle.patience import Patience
 from eagle.states import Rows, SampleStates
+from synthgen.client.api import ApiClient
 from synthgen.corpus.samples import Sample
-from synthgen.errors import ArtifactError, RequestFailed, ServerUnreachable, SynthgenError
+from synthgen.errors import ArtifactError, RequestFailed, SynthgenError
 
 T = TypeVar("T")
-PROBE_S = 1.0
 TRIES = 2
 """Of a sample whose file is missing or damaged: one that was lost with a server isn't the sample's fault."""
 
@@ -42,30 +41,18 @@ class OnDemand:
     """Asks for samples in order on a thread of its own; its methods may be called from any other.
 
     max_bytes: room for all samples that are asked for and not yet released. max_asked: samples asked for
-    at once; the client has half of them in flight, the others wait for their files or their turn.
-    require_server: raises ServerStartError when the server is ours and has died. require_same: raises when
-    the server that came back is another one.
+    at once; `client` has half of them in flight, the others wait for their files or their turn.
     """
 
-    def __init__(
-        self,
-        source: Prefill,
-        *,
-        max_bytes: int,
-        max_asked: int,
-        require_server: Callable[[], None],
-        require_same: Callable[[], None],
-    ) -> None:
+    def __init__(self, source: Patience, client: ApiClient, *, max_bytes: int, max_asked: int) -> None:
         self._source = source
+        self._client = client
         self._max_bytes = max_bytes
         self._max_asked = max_asked
-        self._require_server = require_server
-        self._require_same = require_same
         self._loop = asyncio.new_event_loop()
         # One sample at a time is on the disk and in memory at once.
         self._loop.set_default_executor(ThreadPoolExecutor(1, thread_name_prefix="states-reader"))
         self._held_bytes = 0
-        self._down_since: float | None = None
         self._ended_by: SynthgenError | None = None
         self._answers: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
 
@@ -91,8 +78,7 @@ class OnDemand:
     def take(self) -> SampleStates | StatesFailure:
         """The states of the next sample, or why there are none.
 
-        Raises ServerUnreachable when the server has been away for longer than generate.down_wait_s,
-        ServerMismatch or ServerStartError as it is asked, CancelledError when nothing is wanted any more.
+        Raises what Patience does for all samples, CancelledError when nothing is wanted any more.
         """
         try:
             answer: SampleStates | StatesFailure = self._answers.get().result()
@@ -113,12 +99,11 @@ class OnDemand:
 
     async def _open(self) -> None:
         self._freed = asyncio.Event()
-        self._probing = asyncio.Lock()
-        await self._source.client.__aenter__()
+        await self._client.__aenter__()
 
     async def _close(self) -> None:
         await self._cancel()
-        await self._source.client.__aexit__(None, None, None)
+        await self._client.__aexit__(None, None, None)
         await self._loop.shutdown_default_executor()
 
     async def _cancel(self) -> None:
@@ -170,39 +155,12 @@ class OnDemand:
         while True:
             try:
                 return _compact(await self._source.states_of(one.sample), one.num_tokens)
-            except ServerUnreachable as error:
-                await self._until_back(error)
             except RequestFailed as error:
                 return StatesFailure(sample_id=one.sample.id, message=str(error))
             except ArtifactError as error:
                 tries += 1
                 if tries == TRIES:
                     return StatesFailure(sample_id=one.sample.id, message=str(error))
-
-    async def _until_back(self, error: ServerUnreachable) -> None:
-        """Return once the server answers and is the same. Raises what `take` does."""
-        wait_s = self._source.config.generate.down_wait_s
-        async with self._probing:  # one looks, the others wait
-            self._down_since = self._down_since or time.monotonic()
-            while not await self._is_back():
-                self._require_server()
-                if time.monotonic() - self._down_since > wait_s:
-                    raise ServerUnreachable(
-                        f"{self._source.base_url} has not answered for {wait_s:.0f} s "
-                        f"(generate.down_wait_s): {error}. What was trained is kept: start it "
-                        f"(`synthgen serve CONFIG --role capture`) and run the same command again"
-                    ) from error
-                await asyncio.sleep(PROBE_S)
-            self._down_since = None
-
-    async def _is_back(self) -> bool:
-        if not await self._source.client.is_healthy():
-            return False
-        try:
-            await asyncio.to_thread(self._require_same)
-        except ServerUnreachable:
-            return False
-        return True
 
 
 def _compact(states: SampleStates, num_tokens: int) -> SampleStates:

@@ -21,13 +21,14 @@ from eagle.states import SampleStates
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import bar, console
 from synthgen.corpus.journal import read_journal
+from synthgen.corpus.lock import is_claimed
 from synthgen.corpus.records import reply_id
 from synthgen.corpus.samples import Sample
 from synthgen.corpus.verifier_config import VerifierShape
 from synthgen.errors import ArtifactError
 
 FRESH_S = 3600.0
-"""A younger file may be one of a reply that is on its way into the corpus, or just be being written."""
+"""While replies are generated, a younger file may be that of one on its way into the corpus."""
 
 
 class _Reply(msgspec.Struct):
@@ -109,26 +110,34 @@ def _shown(title: str, samples: list[Sample]) -> Iterator[Sample]:
             progress.advance()
 
 
+def remove_orphans(config: RunConfig, wanted: Mapping[str, Path] = MappingProxyType({})) -> None:
+    """Remove files that are neither `wanted` nor named by a reply: their client or server was killed.
+
+    While replies are generated, only old ones: a fresh one may be about to be named.
+    """
+    files = _spooled(config)
+    spare_fresh = is_generating(config)  # after the listing, before the journal is read: all of it is there
+    named = {path.name for path in wanted.values()}
+    named |= {name for _, name in _named(config)} if files.keys() - named else set()
+    _remove([path for name, path in files.items() if name not in named], spare_fresh=spare_fresh)
+
+
 def tidy_spool(config: RunConfig, wanted: set[str]) -> None:
-    """Remove files whose states are in a shard, and old ones that no reply of the corpus names.
+    """Remove files whose states are in a shard, and those that no reply names.
 
     Says how many are left of replies that are not `wanted`, the ids of the dataset's samples. The directory
     goes when it is empty; a server that still writes makes it anew.
     """
-    if not config.spool_path.is_dir():
-        return
-    files = {path.name: path for path in config.spool_path.iterdir() if path.is_file()}
+    remove_orphans(config)
+    files = _spooled(config)
     packed = {sample_id for entry in read_index(config.states_path) for sample_id in entry.sample_ids}
-    named, left_out = set(), 0
+    left_out = 0
     for sample_id, name in _named(config) if files else ():
         if name in files:
-            named.add(name)
             if sample_id in packed:
                 files[name].unlink(missing_ok=True)
             else:
                 left_out += sample_id not in wanted
-    for name in files.keys() - named:
-        _remove_old(files[name])
     if left_out:
         console.print(
             f"{left_out:,} captured files of replies that the dataset leaves out are in {config.spool_path}: "
@@ -139,6 +148,18 @@ def tidy_spool(config: RunConfig, wanted: set[str]) -> None:
         config.spool_path.rmdir()
 
 
+def is_generating(config: RunConfig) -> bool:
+    """Whether some process adds replies to the corpus."""
+    return config.corpus_path.is_dir() and is_claimed(config.corpus_path)
+
+
+def _spooled(config: RunConfig) -> dict[str, Path]:
+    """The files of the spool by name."""
+    if not config.spool_path.is_dir():
+        return {}
+    return {path.name: path for path in config.spool_path.iterdir() if path.is_file()}
+
+
 def _named(config: RunConfig) -> Iterator[tuple[str, str]]:
     """Each captured reply's id and the name of its file."""
     for reply in read_journal(config.traces_path, _Reply, "Trace"):
@@ -146,7 +167,8 @@ def _named(config: RunConfig) -> Iterator[tuple[str, str]]:
             yield reply_id(reply.seed_id, reply.sample_index, reply.turn), Path(reply.states_file).name
 
 
-def _remove_old(path: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):  # whoever wrote it may have renamed it
-        if path.stat().st_mtime < time.time() - FRESH_S:
-            path.unlink()
+def _remove(paths: list[Path], *, spare_fresh: bool) -> None:
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):  # whoever wrote it may have renamed it
+            if not spare_fresh or path.stat().st_mtime < time.time() - FRESH_S:
+                path.unlink()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,12 @@ from eagle.states import SampleStates
 from eagle.taps import TapPoints
 from synthgen.client.api import ApiClient
 from synthgen.client.capture import require_layers, states_file
+from synthgen.client.outage import PROBE_S
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.draft_sections import ExtractConfig
 from synthgen.corpus.samples import Sample
 from synthgen.corpus.verifier_config import VerifierShape
-from synthgen.errors import ArtifactError
+from synthgen.errors import ArtifactError, ServerUnreachable
 
 FILE_WAIT_S = 60.0
 """A reply may come before its file; a writer that takes longer than this has failed."""
@@ -32,20 +34,24 @@ POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefill:
-    """A capturing server and where its connector writes."""
+    """A capturing server and where its connector writes.
+
+    turns: as many as the client has requests in flight; more would keep its health checks waiting.
+    """
 
     config: RunConfig
     base_url: str
     client: ApiClient
     shape: VerifierShape
+    turns: asyncio.Semaphore
     file_prefix: str = ""
     """What the names of the files begin with; empty for whatever the server calls them."""
 
     async def states_of(self, sample: Sample) -> SampleStates:
         """The states of a sample.
 
-        Raises ServerMismatch when the server captures nothing or other layers, RequestFailed when it refuses
-        the sample, ArtifactError when the states are not its own.
+        Raises ServerMismatch when the server captures nothing or other layers, ServerUnreachable when it is
+        gone, RequestFailed when it refuses the sample, ArtifactError when the states are not its own.
         """
         body: dict[str, Any] = {
             "model": self.config.verifier.served_name,
@@ -55,9 +61,10 @@ class Prefill:
             "add_special_tokens": False,
             "kv_transfer_params": {"states": "prompt"} | self._named(),
         }
-        reply, _ = await self.client.complete(body)
+        async with self.turns:
+            reply, _ = await self.client.complete(body)
         path = states_file(reply.kv_transfer_params, self.config, self.base_url)
-        captured = await take_states(path)
+        captured = await take_states(path, self.client.is_healthy)
         require_layers(list(captured.layer_ids), self.config, self.base_url)
         return checked(sample, captured, self.shape, self.config.extract)
 
@@ -78,18 +85,25 @@ def kept_finals(sample: Sample, final_states: str) -> torch.Tensor | None:
     return kept_T.nonzero().flatten()
 
 
-async def take_states(path: Path) -> Captured:
+async def take_states(path: Path, is_healthy: Callable[[], Awaitable[bool]] | None = None) -> Captured:
     """Read and remove a spool file once it is there; it appears by a rename, so it is whole.
 
     Only reading takes a thread: a hundred that wait would leave none, and an interrupt would wait for them.
+    Raises ServerUnreachable when the server is gone before it has written it, ArtifactError when it is there
+    and does not.
     """
     give_up = time.monotonic() + FILE_WAIT_S
+    look = time.monotonic() + PROBE_S
     while not path.exists():  # noqa: ASYNC240 -- a stat, where a thread is what others may lack
         if time.monotonic() > give_up:
             raise ArtifactError(
                 f"{path} did not appear within {FILE_WAIT_S:.0f} s: the server's log says why the connector "
                 f"could not write it; if the server runs on another machine, the run directory must be shared"
             )
+        if is_healthy is not None and time.monotonic() > look:
+            if not await is_healthy() and not path.exists():  # noqa: ASYNC240
+                raise ServerUnreachable(f"the server is gone, and {path} did not appear")
+            look = time.monotonic() + PROBE_S
         await asyncio.sleep(POLL_S)
     return await asyncio.to_thread(_take, path)
 

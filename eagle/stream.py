@@ -8,9 +8,9 @@ stays, as other processes count it.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,6 +21,7 @@ from eagle.checkpoint import checkpoints
 from eagle.extract import FAILURES_IN_A_ROW, StatesFailure, require_tokenizer
 from eagle.feed import Feed, Rank, ShardFeed, Turn, plans_of
 from eagle.on_demand import OnDemand, Wanted
+from eagle.patience import Patience
 from eagle.prefill import Prefill
 from eagle.states import SampleStates
 from eagle.taps import CONVENTION, TapPoints
@@ -34,7 +35,8 @@ from synthgen.corpus.files import require_free_disk
 from synthgen.corpus.journal import read_journal, segments, write_journal
 from synthgen.corpus.records import Record
 from synthgen.corpus.samples import Sample, each_sample
-from synthgen.corpus.verifier_config import TAPS, read_shape
+from synthgen.corpus.verifier_config import TAPS
+from synthgen.corpus.verifier_files import shape_of
 from synthgen.errors import ArtifactError, ConfigError
 
 FAILURES_NAME = "failures.jsonl"
@@ -65,7 +67,7 @@ class StreamFeed(Feed):
     def __init__(self, config: RunConfig, rank: Rank) -> None:
         self._config = config
         self._rank = rank
-        self._shape = read_shape(Path(config.verifier.model))
+        self._shape = shape_of(config.verifier)
         self._max_bytes = config.train.stream_spool_mib << 20
         self._samples, self._outlines = _outlined(config)
         plans = plans_of(config, self._outlines)
@@ -134,11 +136,8 @@ class StreamFeed(Feed):
         config, concurrency = self._config, self._config.extract.concurrency
         base_url = servers.base_urls[self._rank.number % len(servers.base_urls)]
         control = Control(base_url, api_key(config.server.api_key_env))
-
-        def require_same() -> None:
-            require_tokenizer(config, control.fingerprint(config.verifier.served_name))
-
-        require_same()
+        found = control.fingerprint(config.verifier.served_name)
+        require_tokenizer(config, found)
         require_capture(config, control)
         source = Prefill(
             config=config,
@@ -147,14 +146,14 @@ class StreamFeed(Feed):
                 config, base_url, concurrency=concurrency, max_tokens=config.extract.max_seq_tokens
             ),
             shape=self._shape,
+            turns=asyncio.Semaphore(concurrency),
             file_prefix=f"{PREFIX}-{self._rank.number}",
         )
         self._states = OnDemand(
-            source,
+            Patience(source, servers, found),
+            source.client,
             max_bytes=self._max_bytes,
             max_asked=2 * concurrency,
-            require_server=servers.require_alive,
-            require_same=require_same,
         )
         with self._states.running():
             yield
@@ -250,9 +249,7 @@ def streamed_settings(config: RunConfig) -> dict[str, Any]:
     """What streamed states depend on, as `eagle extract` says it of shards; empty for those."""
     if not config.train.stream:
         return {}
-    taps = TapPoints(
-        aux=config.extract.aux_layers, num_layers=read_shape(Path(config.verifier.model)).num_layers
-    )
+    taps = TapPoints(aux=config.extract.aux_layers, num_layers=shape_of(config.verifier).num_layers)
     return {
         "states": {
             "source": "streamed",

@@ -32,6 +32,8 @@ ENGINE_FAILED = "Engine core initialization failed"
 EXCEPTION = re.compile(r"(?:^|\s)(?:\w+\.)*\w*(?:Error|Exception)\b.*:")
 ELSEWHERE = re.compile(rf"Traceback \(most|{ENGINE_FAILED}|\b(?:INFO|WARNING|ERROR|DEBUG) ")
 MOST_SEQUENCES = 1 << 20
+TETHER = Path(__file__).with_name("tether.py")
+"""By its path, isolated: nothing of this project is loaded, whatever the server's environment says."""
 CONNECTOR_MODULE = "eagle.connector"
 CONNECTOR_CLASS = "StatesConnector"
 ENGINE_MODULE = "vllm.entrypoints.openai.api_server"
@@ -165,10 +167,10 @@ class VllmProcess:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("wb") as log:
             self._child = subprocess.Popen(
-                vllm_command(config, serving),
+                [sys.executable, "-I", str(TETHER), *vllm_command(config, serving)],
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,  # closes when we end, even by kill -9; then the server is killed
                 env=_environment(config),
                 start_new_session=True,  # a Ctrl-C is ours to handle, then the server is stopped
             )
@@ -205,7 +207,7 @@ class VllmProcess:
         finally:  # a second Ctrl-C ends the wait, not the clean-up
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._child.pid, signal.SIGKILL)
-            self._child.wait()
+            self._child.communicate()
 
 
 @contextlib.contextmanager

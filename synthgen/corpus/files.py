@@ -31,6 +31,13 @@ def written_aside(path: Path) -> Iterator[Path]:
         aside.unlink(missing_ok=True)
 
 
+def remove_asides(directory: Path, *names: str) -> None:
+    """Remove what killed processes left of these names (patterns); nobody may be writing them now."""
+    for name in names:
+        for aside in directory.glob(f".{name}.*.tmp"):
+            aside.unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
 def directory_written_aside(path: Path) -> Iterator[Path]:
     """Yield a new directory beside `path`; rename it there when the block succeeds, in place of an old one.

@@ -38,6 +38,12 @@ def claimed(directory: Path, parts: int) -> Iterator[None]:
         yield
 
 
+def is_claimed(directory: Path) -> bool:
+    """Whether a process holds the corpus, or a part of it."""
+    with _opened(directory / "lock") as (file, path):
+        return not _flocked(file, path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 @contextlib.contextmanager
 def alone(directory: Path) -> Iterator[None]:
     """Wait until no other process is in such a block for `directory`."""

@@ -148,7 +148,7 @@ class GenerateConfig(Section, frozen=True, kw_only=True):
     seconds_per_token: float
     """Time limit of a request: 60 s and this for each token of max_tokens."""
     down_wait_s: float
-    """A server that is gone is waited for this long before the run ends."""
+    """A server that is gone is waited for this long before the run ends; by extraction, too."""
     segment_mib: int
     """A journal goes on in a new file after this many MiB."""
     metrics_port: int | None

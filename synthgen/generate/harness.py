@@ -24,6 +24,7 @@ from synthgen.client.bodies import chat_body
 from synthgen.client.control import Control
 from synthgen.client.descriptors import require_descriptors
 from synthgen.client.launch import Served
+from synthgen.client.outage import MOST_SERVERS_LOST, PROBE_TIMEOUT_S
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.journal import Journal
 from synthgen.corpus.records import Failure, FailureKind, Finish, SeedPrompt, Timing
@@ -39,10 +40,6 @@ from synthgen.generate.schedule import Key, LengthModel, Schedule
 from synthgen.generate.tally import Tally
 from synthgen.generate.traces import ServerFacts, sampling_of, trace_of
 
-MOST_SERVERS_LOST = 5
-"""A row that a server went away with this often is a failure: it may be what kills it."""
-PROBE_TIMEOUT_S = 5.0
-"""For each question to a server that is back: an interrupted run waits for the answers."""
 TAIL_ROUNDS = 4
 """The last rows, this many times what is in flight, go out longest first."""
 FIRST_LENGTH_GUESS = 0.5
@@ -87,7 +84,6 @@ async def send_all(
         pool = Pool(
             endpoints,
             automatic=config.generate.concurrency == "auto",
-            model=config.verifier.served_name,
             fingerprint=server.fingerprint,
             down_wait_s=config.generate.down_wait_s,
             require_alive=servers.require_alive,

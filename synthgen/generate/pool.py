@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from synthgen.client.api import ApiClient
 from synthgen.client.control import Control, Fingerprint
 from synthgen.client.metrics import ServerLoad
-from synthgen.errors import ServerMismatch, ServerUnreachable
+from synthgen.client.outage import PROBE_S, is_back
+from synthgen.errors import ServerUnreachable
 from synthgen.generate.limiter import Limit, Look, next_limit
 
 LOOK_S = 0.5
-PROBE_S = 2.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -73,14 +73,12 @@ class Pool:
         endpoints: list[Endpoint],
         *,
         automatic: bool,
-        model: str,
         fingerprint: Fingerprint,
         down_wait_s: float,
         require_alive: Callable[[], None],
     ) -> None:
         self.endpoints = endpoints
         self._automatic = automatic
-        self._model = model
         self._fingerprint = fingerprint
         self._down_wait_s = down_wait_s
         self._require_alive = require_alive
@@ -176,13 +174,8 @@ class Pool:
             await self._probe(endpoint)
 
     async def _probe(self, endpoint: Endpoint) -> None:
-        if not await endpoint.client.is_healthy():
+        if not await is_back(endpoint.client, endpoint.control, self._fingerprint):
             return
-        try:
-            found = await asyncio.to_thread(endpoint.control.fingerprint, self._model)
-        except ServerUnreachable:
-            return
-        require_same(self._fingerprint, found, endpoint.control.base_url)
         endpoint.up = True
         if self.down_since is not None:
             self.seconds_down += time.monotonic() - self.down_since
@@ -194,14 +187,3 @@ class Pool:
 
     def _given_up(self) -> bool:
         return self.down_since is not None and time.monotonic() - self.down_since > self._down_wait_s
-
-
-def require_same(expected: Fingerprint, found: Fingerprint, base_url: str) -> None:
-    """Raise ServerMismatch naming the field in which a server differs from the run's others."""
-    for name in ("model", "engine", "tokenizer", "template", "max_model_len"):
-        want, have = getattr(expected, name), getattr(found, name)
-        if want != have:
-            raise ServerMismatch(
-                f"{base_url} is another server than the run's: its {name} is {have!r}, expected {want!r}. "
-                f"All endpoints must serve the same model, tokenizer and template"
-            )

@@ -15,6 +15,7 @@ import msgspec
 from synthgen.client.capture import require_capture
 from synthgen.client.control import Control, Fingerprint, api_key
 from synthgen.client.launch import captured_layers, capturing, plain, served
+from synthgen.client.outage import require_same
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import console, waiting
 from synthgen.corpus.files import in_units
@@ -24,7 +25,6 @@ from synthgen.corpus.manifest import Manifest, Speed, manifest_of, read_manifest
 from synthgen.corpus.settings import save_config
 from synthgen.errors import ArtifactError, ConfigError
 from synthgen.generate.harness import Journals, send_all, wanted_keys
-from synthgen.generate.pool import require_same
 from synthgen.generate.resume import Held, RowKey, held, held_bytes
 from synthgen.generate.schedule import Key
 from synthgen.generate.tally import Tally

@@ -10,6 +10,7 @@ import pytest
 from synthgen.corpus.files import (
     directory_written_aside,
     in_units,
+    remove_asides,
     require_free_disk,
     sha256_of,
     written_aside,
@@ -27,6 +28,20 @@ def test_a_file_appears_only_when_its_block_succeeds(tmp_path: Path) -> None:
         aside.write_text(f"two {1 // 0}")
     assert path.read_text() == "one"
     assert [p.name for p in tmp_path.iterdir()] == ["f"]
+
+
+def test_what_killed_writers_left_goes_and_nothing_else(tmp_path: Path) -> None:
+    """Of the names that are given, and in that directory alone."""
+    for name in ("a-0", "b"):
+        with contextlib.suppress(KeyboardInterrupt), written_aside(tmp_path / name) as aside:
+            aside.with_name(aside.name.replace(".tmp", "0.tmp")).touch()  # as kill -9 would leave it
+            raise KeyboardInterrupt
+    (tmp_path / "a-0").touch()
+    remove_asides(tmp_path, "a-*")
+    assert sorted(path.name[:3] for path in tmp_path.iterdir()) == [".b.", "a-0"]
+    remove_asides(tmp_path, "b")
+    remove_asides(tmp_path / "nowhere", "b")
+    assert [path.name for path in tmp_path.iterdir()] == ["a-0"]
 
 
 def test_a_directory_appears_only_when_its_block_succeeds(tmp_path: Path) -> None:

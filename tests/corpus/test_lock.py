@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from synthgen.corpus.lock import claimed
+from synthgen.corpus.lock import claimed, is_claimed
 from synthgen.errors import ArtifactError
 
 
@@ -39,6 +39,15 @@ def test_when_the_last_part_ends_another_division_may_begin(tmp_path: Path) -> N
     for parts in (2, 1, 4):
         with claimed(tmp_path, parts):
             pass
+
+
+def test_asking_who_holds_a_corpus_holds_nothing(tmp_path: Path) -> None:
+    """A whole one or a part, until it ends."""
+    assert not is_claimed(tmp_path)
+    for parts in (1, 3):
+        with claimed(tmp_path, parts):
+            assert is_claimed(tmp_path)
+        assert not is_claimed(tmp_path)
 
 
 def test_a_disk_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,7 +106,7 @@ def test_states_that_came_with_the_replies_are_packed_without_a_server(tmp_path:
 def test_files_of_other_replies_and_fresh_ones_stay(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Another mix may draw what this one left out, and a server that runs on may be about to name its file.
+    """Another mix may draw what this one left out; while replies are generated, one may name a fresh file.
 
     What was packed and not removed, by a process that was killed in between, goes.
     """
@@ -119,7 +119,8 @@ def test_files_of_other_replies_and_fresh_ones_stay(
     (config.spool_path / "unfinished.safetensors").rename(config.spool_path / "unfinished.tmp")
     spool_file(config, "fresh", (1, 2, 3))
     write_dataset(config, traces[:2])
-    extract(config)
+    with claimed(config.corpus_path, parts=1):
+        extract(config)
     assert spooled(config) == ["2", "3", "4", "fresh"]
     said = capsys.readouterr().err
     assert f"3 captured files of replies that the dataset leaves out are in {config.spool_path}: " in said
@@ -127,8 +128,33 @@ def test_files_of_other_replies_and_fresh_ones_stay(
     shutil.rmtree(config.dataset_path)
     write_dataset(config, traces[:4])
     extract(config)
-    assert spooled(config) == ["4", "fresh"]
+    assert spooled(config) == ["4"]
     assert len(list(read_all(config.states_path))) == 4
+
+
+def test_what_a_killed_extraction_left_makes_room_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """States that nobody took and parts of shards go before the disk is asked; what a reply has, stays."""
+    config = tiny_config(tmp_path)
+    write_verifier(Path(config.verifier.model))
+    traces = [captured(config, number) for number in range(3)]
+    write_dataset(config, traces)
+    spool_file(config, "untaken", (1, 2, 3))
+    (config.spool_path / "unfinished.tmp").write_bytes(b"part")
+    config.states_path.mkdir()
+    for name in ("states-00000.safetensors", "index.jsonl", "failures.jsonl", "manifest.json"):
+        (config.states_path / f".{name}.0123456789ab.tmp").write_bytes(b"part")
+    seen = []
+
+    def usage(path: Path) -> Any:
+        seen.append((spooled(config), sorted(path.name for path in config.states_path.iterdir())))
+        return real(path)
+
+    real = shutil.disk_usage
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    assert extract(config).figures["samples"] == 3
+    assert seen[0] == (["0", "1", "2"], ["lock"])
 
 
 def captured_path(config: RunConfig, name: str) -> Path:
