@@ -60,7 +60,7 @@ def extract(
 
 @app.command()
 def vocab(config: Config, set_: Overrides = []) -> None:  # noqa: B006
-    """Choose the draft's vocabulary: the tokens that the supervised text uses most.
+    """Choose the draft's vocabulary: the tokens that the supervised text uses most, or another draft's.
 
     Example: `eagle vocab configs/demo.yaml --set vocab.size=1024`
     """
@@ -72,13 +72,27 @@ def vocab(config: Config, set_: Overrides = []) -> None:  # noqa: B006
 
 
 @app.command()
-def train(config: Config, set_: Overrides = []) -> None:  # noqa: B006
+def train(
+    config: Config,
+    set_: Overrides = [],  # noqa: B006
+    init_from: Annotated[
+        str | None,
+        typer.Option(
+            "--init-from",
+            help="Begin with this draft: a directory or .safetensors file. As --set train.init_from=…",
+        ),
+    ] = None,
+) -> None:
     """Train the draft; goes on from the newest checkpoint.
 
-    Example: `eagle train configs/demo.yaml --set train.epochs=3`
+    A draft to begin with is a setting of the run: give it to `eagle export` too, or write it in the YAML.
+
+    Examples: `eagle train configs/demo.yaml --set train.epochs=3`, `eagle train configs/kimi-k2.5.yaml
+    --init-from runs/kimi-k2.5-first/draft/export`
     """
     with exits():
-        loaded = load_config(config, tuple(set_))
+        begin = [] if init_from is None else [f"train.init_from={msgspec.json.encode(init_from).decode()}"]
+        loaded = load_config(config, (*set_, *begin))
         figures = train_draft(loaded).figures
         save_config(loaded, loaded.checkpoints_path / "run.yaml")
         console.print(

@@ -19,8 +19,8 @@ import torch
 
 from eagle.batches import Position
 from eagle.checkpoint import Progress, checkpoints, load_checkpoint, save_checkpoint
-from eagle.draft import build_draft
 from eagle.feed import Rank, ShardFeed, Update, plans_of, updates
+from eagle.init_from import first_draft, init_inputs
 from eagle.loss import verifier_head
 from eagle.optim import build_optimizers, rate_at
 from eagle.step import Objective, Trainee, train_step
@@ -83,6 +83,7 @@ def train(config: RunConfig) -> Manifest:
     settings = train_settings(config)
     inputs = {"states": digest_of(states), "vocab": digest_of(vocab_made)}
     found = read_manifest(directory)
+    inputs |= init_inputs(config, begun=found if checkpoints(directory) else None)
     if found is not None:
         require_fit(directory, found, settings=settings, inputs=inputs)
         if found.complete and checkpoints(directory):
@@ -103,7 +104,7 @@ def train(config: RunConfig) -> Manifest:
     # ---- The draft, as it was left ------------------------------------------------------------------
     model = Path(config.verifier.model)
     vocab, weights = load_vocab(config.vocab_path), read_weights(model)
-    draft = build_draft(config.draft, weights, vocab, config.seed).to(device)
+    draft = first_draft(config, weights, vocab, fresh=not checkpoints(directory)).to(device)
     draft.lm_head.weight.requires_grad_(config.train.head == "trained")
     eps = read_shape(model).rms_norm_eps
     dtype = DTYPES[config.train.compute_dtype]

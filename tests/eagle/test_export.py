@@ -72,6 +72,8 @@ def test_config_is_flat_llama_with_the_layer_ids_where_vllm_counts_them(prepared
         "mlp_bias": False,
         "max_position_embeddings": 256,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "rope_theta": 10000.0,
+        "rope_scaling": None,
         "rms_norm_eps": 1e-6,
         "vocab_size": 24,
         "draft_vocab_size": 20,
