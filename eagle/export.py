@@ -55,11 +55,11 @@ def export(config: RunConfig, *, untrained: bool = False) -> Manifest:
     inputs = {"vocab": digest_of(made)}
     model = Path(config.verifier.model)
     vocab = load_vocab(config.vocab_path)
-    draft = first_draft(config, read_weights(model), vocab, fresh=untrained)
-    figures: dict[str, Any] = {"step": 0}
     if untrained:
         inputs |= init_inputs(config)
-    else:
+    draft = first_draft(config, read_weights(model), vocab, fresh=untrained)
+    figures: dict[str, Any] = {"step": 0}
+    if not untrained:
         trained = require_manifest(config.checkpoints_path, "eagle train CONFIG")
         require_fit(
             config.checkpoints_path, trained, settings=train_settings(config), inputs=trained.inputs | inputs

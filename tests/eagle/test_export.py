@@ -88,6 +88,33 @@ def test_config_is_flat_llama_with_the_layer_ids_where_vllm_counts_them(prepared
     }
 
 
+def test_yarn_stands_under_the_old_keys_and_the_new(tmp_path: Path) -> None:
+    """For vLLM 0.32 in `rope_parameters`, for older servers in `rope_scaling`; a given factor in both ways."""
+    yarn = (
+        "{rope_type: yarn, factor: 4.0, original_max_position_embeddings: 64, beta_fast: 32, beta_slow: 1, "
+    )
+    config = tiny_config(tmp_path, draft__rope_scaling=yarn + "attention_factor: null}")
+    write_run(config)
+    export(config, untrained=True)
+    content = msgspec.json.decode((config.untrained_path / "config.json").read_bytes())
+    expected = {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+    }
+    assert content["rope_scaling"] == expected
+    assert content["rope_parameters"] == expected | {"rope_theta": 10000.0}
+    assert content["rope_theta"] == 10000.0
+
+    config = tiny_config(tmp_path, draft__rope_scaling=yarn + "attention_factor: 1.0}")
+    export(config, untrained=True)
+    content = msgspec.json.decode((config.untrained_path / "config.json").read_bytes())
+    factors = {"attention_factor": 1.0, "attn_factor": pytest.approx(1 / 1.1386294)}
+    assert content["rope_scaling"] == expected | factors
+
+
 def test_a_full_vocabulary_has_no_map(tmp_path: Path) -> None:
     """When the draft knows every token vLLM has no place for d2t, so there is none."""
     config = tiny_config(tmp_path, vocab__size="24")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from eagle.checkpoint import checkpoints
@@ -18,6 +22,7 @@ from eagle.vocab import load_vocab, make_vocab
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.files import sha256_of
 from synthgen.corpus.manifest import read_manifest, write_manifest
+from synthgen.corpus.settings import save_config
 from synthgen.errors import ArtifactError, ConfigError
 from tests.eagle.drafts import (
     AQ_MEDAI_CONFIG,
@@ -167,6 +172,19 @@ def test_nothing_is_written_when_it_does_not_fit(tmp_path: Path) -> None:
         "  config.json: `norm_output` is false, this run's is true: set draft.norm_output: false",
     ]
     assert not config.checkpoints_path.exists()
+    with pytest.raises(ArtifactError, match="is no beginning for this run's draft"):
+        export(with_draft(config, path), untrained=True)
+
+
+def test_the_flag_is_the_setting(tmp_path: Path) -> None:
+    """`--init-from` is laid over the YAML, whatever its characters mean there."""
+    config = tiny_config(tmp_path)
+    write_run(config, samples=2)
+    save_config(config, tmp_path / "run.yaml")
+    command = [sys.executable, "-m", "eagle", "train", str(tmp_path / "run.yaml"), "--init-from", "a: [b"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 2
+    assert "a: [b: no such directory or file" in done.stderr
 
 
 def test_weights_that_were_never_loaded_are_refused(tmp_path: Path) -> None:
@@ -188,6 +206,18 @@ def test_rows_go_by_token() -> None:
     head_KH, known = moved_head(previous_KH, torch.tensor([1, 3]), ROWS_VH, torch.tensor([0, 1, 3]))
     assert known == 2
     assert head_KH[1:].tolist() == [[7.0, 8.0], [9.0, 10.0]]
+
+
+@given(st.sets(st.integers(0, 4), min_size=1), st.sets(st.integers(0, 4), min_size=1))
+def test_a_shared_token_keeps_its_row(before: set[int], after: set[int]) -> None:
+    """Whatever the two vocabularies are, and no row is left unset."""
+    ids_K, wanted_K = torch.tensor(sorted(before)), torch.tensor(sorted(after))
+    rows_KH = torch.stack((ids_K.float(), ids_K.float() ** 2), dim=1)
+    head_KH, known = moved_head(rows_KH, ids_K, ROWS_VH, wanted_K)
+    assert known == len(before & after)
+    assert head_KH.isfinite().all()
+    for token, row in zip(sorted(after), head_KH.tolist(), strict=True):
+        assert token not in before or row == [token, token**2]
 
 
 def test_a_verifiers_head_goes_on_as_the_verifiers() -> None:
