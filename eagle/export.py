@@ -148,8 +148,9 @@ def draft_config(
 
 
 def _rope_keys(draft: DraftConfig) -> dict[str, Any]:
-    """The rotary embedding under the keys of transformers 5 (`rope_parameters`), which vLLM 0.32 reads, and
-    under the two before it, which older vLLM and SGLang read."""
+    """The rotary embedding under the key of transformers 5 (`rope_parameters`), and under the two before it,
+    which older vLLM and SGLang read; where both are there, transformers 5 takes a `rope_scaling` that isn't
+    null. They say the same."""
     if draft.rope_scaling is None:
         parameters: dict[str, Any] = {"rope_type": "default"}
     else:

@@ -89,10 +89,9 @@ def test_config_is_flat_llama_with_the_layer_ids_where_vllm_counts_them(prepared
 
 
 def test_yarn_stands_under_the_old_keys_and_the_new(tmp_path: Path) -> None:
-    """For vLLM 0.32 in `rope_parameters`, for older servers in `rope_scaling`; a given factor in both ways."""
-    yarn = (
-        "{rope_type: yarn, factor: 4.0, original_max_position_embeddings: 64, beta_fast: 32, beta_slow: 1, "
-    )
+    """`rope_parameters` for transformers 5, `rope_scaling` for older servers; a given factor in both ways."""
+    yarn = "{rope_type: yarn, factor: 4.0, original_max_position_embeddings: 64, "
+    yarn += "beta_fast: 32, beta_slow: 1, "
     config = tiny_config(tmp_path, draft__rope_scaling=yarn + "attention_factor: null}")
     write_run(config)
     export(config, untrained=True)
