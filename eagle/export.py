@@ -140,6 +140,8 @@ def draft_config(
         "norm_before_residual": draft.norm_before_residual,
         "fc_norm": draft.fc_norm,
         "norm_output": draft.norm_output,
+        # vLLM's second model runner and its compile cache see only these, its draft counts those below.
+        "eagle_aux_hidden_state_layer_ids": list(taps.aux),
         "eagle_config": {
             "eagle_aux_hidden_state_layer_ids": list(taps.aux),
             "use_aux_hidden_state": True,

@@ -84,6 +84,7 @@ def test_config_is_flat_llama_with_the_layer_ids_where_vllm_counts_them(prepared
         "norm_before_residual": True,
         "fc_norm": True,
         "norm_output": True,
+        "eagle_aux_hidden_state_layer_ids": [2, 4, 5],
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5], "use_aux_hidden_state": True},
     }
 
