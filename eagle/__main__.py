@@ -62,7 +62,7 @@ def extract(
 
 @app.command()
 def vocab(config: Config, set_: Overrides = []) -> None:  # noqa: B006
-    """Choose the draft's vocabulary: the tokens that the supervised text uses most.
+    """Choose the draft's vocabulary: the tokens that the supervised text uses most, or another draft's.
 
     With train.stream it needs the dataset alone, otherwise the states too.
 
@@ -87,6 +87,13 @@ def train(
             "holds train.stream_spool_mib of them. The same as --set train.stream=true.",
         ),
     ] = False,
+    init_from: Annotated[
+        str | None,
+        typer.Option(
+            "--init-from",
+            help="Begin with this draft: a directory or .safetensors file. As --set train.init_from=…",
+        ),
+    ] = None,
     only_sized: Annotated[
         bool,
         typer.Option("--dry-run", help="Print what one step takes: nothing is loaded, nothing written."),
@@ -97,15 +104,20 @@ def train(
 ) -> None:
     """Train the draft; goes on from the newest checkpoint, on as many processes as torchrun starts.
 
+    A draft to begin with is a setting of the run: give it to `eagle export` too, or write it in the YAML.
+
     Exit code 1: states of some samples could not be streamed, see failures.jsonl beside the checkpoints; it
     was trained on the others.
 
     Examples: `eagle train configs/demo.yaml --set train.epochs=3`, `eagle train my.yaml --stream`,
-    `eagle train configs/kimi-k2.5.yaml --dry-run`,
+    `eagle train my.yaml --init-from runs/first/draft/export`, `eagle train my.yaml --dry-run`,
     `torchrun --standalone --nproc-per-node 8 -m eagle train my.yaml --set train.batches_per_step=8`
     """
     with exits():
-        loaded = load_config(config, (*set_, *(["train.stream=true"] if stream else [])))
+        flags = ["train.stream=true"] if stream else []
+        if init_from is not None:
+            flags.append(f"train.init_from={msgspec.json.encode(init_from).decode()}")
+        loaded = load_config(config, (*set_, *flags))
         if only_sized:
             sized = dry_run(loaded)
             if as_json:

@@ -27,21 +27,6 @@ _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-def rotary_tables(
-    positions_T: torch.Tensor, head_dim: int, theta: float, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin `[T, 1, D / 2]` of each position, computed in float32 as vLLM does."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions_T.device) / head_dim
-    angles = positions_T[:, None, None].float() * (1.0 / theta**exponents)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def rotate(x_TAD: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary embedding, neox style: the first half of each head turns with its second half."""
-    first, second = x_TAD.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-
-
 def ttt_attention(
     q_NAD: torch.Tensor,
     k_TGD: torch.Tensor,

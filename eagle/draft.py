@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from eagle.attention import Starts, rotary_tables, rotate, ttt_attention
+from eagle.attention import Starts, ttt_attention
+from eagle.rotary import rotary_tables, rotate
 from eagle.verifier import VerifierWeights
 from eagle.vocab import VocabMap
 from synthgen.corpus.draft_sections import DraftConfig
@@ -66,7 +67,10 @@ class Attention(nn.Module):
         queries, keys = self.config.num_attention_heads, self.config.num_key_value_heads
         heads = qkv_NE.view(len(qkv_NE), queries + 2 * keys, self.config.head_dim)
         turning, v_NGD = torch.split(heads, [queries + keys, keys], dim=1)
-        tables = rotary_tables(positions_N, self.config.head_dim, self.config.rope_theta, qkv_NE.dtype)
+        config = self.config
+        tables = rotary_tables(
+            positions_N, config.head_dim, config.rope_theta, config.rope_scaling, qkv_NE.dtype
+        )
         q_NAD, k_NGD = torch.split(rotate(turning, *tables), [queries, keys], dim=1)
         return q_NAD, k_NGD, v_NGD
 

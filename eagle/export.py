@@ -15,7 +15,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from eagle.checkpoint import checkpoints, load_progress, load_weights
-from eagle.draft import Draft, build_draft
+from eagle.draft import Draft
+from eagle.init_from import first_draft, init_inputs
+from eagle.rotary import relative_attention_factor
 from eagle.taps import TapPoints
 from eagle.tensors import save_tensors
 from eagle.train import train_settings
@@ -53,7 +55,9 @@ def export(config: RunConfig, *, untrained: bool = False) -> Manifest:
     made = require_manifest(config.vocab_path, "eagle vocab CONFIG")
     inputs = {"vocab": digest_of(made)}
     vocab = load_vocab(config.vocab_path)
-    draft = build_draft(config.draft, weights_of(config.verifier), vocab, config.seed)
+    if untrained:
+        inputs |= init_inputs(config)
+    draft = first_draft(config, weights_of(config.verifier), vocab, fresh=untrained)
     figures: dict[str, Any] = {"step": 0}
     if not untrained:
         trained = require_manifest(config.checkpoints_path, "eagle train CONFIG")
@@ -128,7 +132,7 @@ def draft_config(
         "attention_bias": False,
         "mlp_bias": False,
         "max_position_embeddings": draft.max_position_embeddings,
-        "rope_parameters": {"rope_type": "default", "rope_theta": draft.rope_theta},
+        **_rope_keys(draft),
         "rms_norm_eps": draft.rms_norm_eps,
         "vocab_size": shape.vocab_size,
         "draft_vocab_size": vocab_size,
@@ -139,10 +143,30 @@ def draft_config(
         "norm_before_residual": draft.norm_before_residual,
         "fc_norm": draft.fc_norm,
         "norm_output": draft.norm_output,
+        # vLLM's second model runner and its compile cache see only these, its draft counts those below.
+        "eagle_aux_hidden_state_layer_ids": list(taps.aux),
         "eagle_config": {
             "eagle_aux_hidden_state_layer_ids": list(taps.aux),
             "use_aux_hidden_state": True,
         },
+    }
+
+
+def _rope_keys(draft: DraftConfig) -> dict[str, Any]:
+    """The rotary embedding under the key of transformers 5 (`rope_parameters`), and under the two before it,
+    which older vLLM and SGLang read; where both are there, transformers 5 takes a `rope_scaling` that isn't
+    null. They say the same."""
+    if draft.rope_scaling is None:
+        parameters: dict[str, Any] = {"rope_type": "default"}
+    else:
+        stated = msgspec.to_builtins(draft.rope_scaling).items()
+        parameters = {key: value for key, value in stated if value is not None}
+        if draft.rope_scaling.attention_factor is not None:  # SGLang's name: a factor on the paper's
+            parameters["attn_factor"] = relative_attention_factor(draft.rope_scaling)
+    return {
+        "rope_parameters": parameters | {"rope_theta": draft.rope_theta},
+        "rope_theta": draft.rope_theta,
+        "rope_scaling": None if draft.rope_scaling is None else parameters,
     }
 
 
@@ -192,6 +216,7 @@ def _expected_shapes(where: Path, content: dict[str, Any]) -> dict[str, list[int
     """The tensors that a draft's own config asks for."""
     fields = {name: content.get(name) for name in DraftConfig.__struct_fields__}
     fields["rope_theta"] = (content.get("rope_parameters") or {}).get("rope_theta")
+    fields["rope_scaling"] = None  # it has no tensor
     try:
         config = msgspec.convert(fields, DraftConfig)
     except msgspec.ValidationError as error:

@@ -20,8 +20,8 @@ import torch
 
 from eagle.batches import Position
 from eagle.checkpoint import Progress, checkpoints, load_checkpoint, save_checkpoint
-from eagle.draft import build_draft
 from eagle.feed import Update, plans_of, updates
+from eagle.init_from import first_draft, init_inputs
 from eagle.loss import verifier_head
 from eagle.optim import build_optimizers, rate_at
 from eagle.parallel import World, joined, shared
@@ -89,6 +89,7 @@ def train_in(world: World, config: RunConfig) -> Manifest | None:
     settings = train_settings(config) | streamed_settings(config)
     inputs |= {"vocab": digest_of(vocab_made)}
     found = read_manifest(directory)
+    inputs |= init_inputs(config, begun=found if checkpoints(directory) else None)
     if found is not None:
         require_fit(directory, found, settings=settings, inputs=inputs)
         if found.complete and checkpoints(directory):
@@ -180,7 +181,8 @@ def train_in(world: World, config: RunConfig) -> Manifest | None:
 def trainee_of(config: RunConfig, world: World) -> Trainee:
     """A fresh draft of the run with its optimizers, and the verifier's head, on this process's device."""
     vocab, weights = load_vocab(config.vocab_path), weights_of(config.verifier)
-    draft = build_draft(config.draft, weights, vocab, config.seed).to(world.device)
+    fresh = not checkpoints(config.checkpoints_path)
+    draft = first_draft(config, weights, vocab, fresh=fresh).to(world.device)
     draft.lm_head.weight.requires_grad_(config.train.head == "trained")
     dtype = DTYPES[config.train.compute_dtype]
     verifier = verifier_head(weights, shape_of(config.verifier).rms_norm_eps, vocab, dtype, world.device)

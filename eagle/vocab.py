@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from eagle.draft_files import DraftFiles, known_tokens, read_draft
 from eagle.tensors import save_tensors
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.files import sha256_of, written_aside
@@ -105,6 +106,21 @@ def build_vocab(counts_V: torch.Tensor, size: int) -> VocabMap:
     return VocabMap(t2d_V, target_ids_K - torch.arange(size))
 
 
+def vocab_of(draft: DraftFiles, size: int, vocab_size: int) -> VocabMap:
+    """The vocabulary of another draft of a verifier with `vocab_size` tokens.
+
+    Raises ConfigError when it hasn't `size` tokens, ArtifactError as `known_tokens` does.
+    """
+    ids_K = known_tokens(draft, vocab_size).sort().values
+    if len(ids_K) != size:
+        raise ConfigError(
+            f"vocab.size is {size}, vocab.from_draft {draft.path} has {len(ids_K)} tokens: set it to that"
+        )
+    t2d_V = torch.zeros(vocab_size, dtype=torch.bool)
+    t2d_V[ids_K] = True
+    return VocabMap(t2d_V, ids_K - torch.arange(size))
+
+
 def coverage(counts_V: torch.Tensor, vocab: VocabMap) -> float:
     """The share of supervised tokens that the draft can propose, 0 when there are none."""
     total = int(counts_V.sum())
@@ -164,11 +180,18 @@ def states_inputs(config: RunConfig) -> dict[str, str]:
 
 def vocab_settings(config: RunConfig) -> dict[str, Any]:
     """What the draft vocabulary depends on."""
-    return {"size": config.vocab.size, "verifier": config.verifier.model}
+    return {
+        "size": config.vocab.size,
+        "from_draft": config.vocab.from_draft,
+        "verifier": config.verifier.model,
+    }
 
 
 def make_vocab(config: RunConfig) -> Manifest:
-    """Choose the draft vocabulary from the samples; leave a complete, fitting one as it is."""
+    """Choose the draft vocabulary from the extracted samples, or keep another draft's.
+
+    A complete, fitting one is left as it is.
+    """
     started = time.monotonic()
     settings = vocab_settings(config)
     inputs = states_inputs(config)
@@ -184,7 +207,10 @@ def make_vocab(config: RunConfig) -> Manifest:
             f"{config.dataset_path}: none of the {len(samples)} samples has a supervised token: "
             f"generate traces and extract their states first"
         )
-    vocab = build_vocab(counts_V, config.vocab.size)
+    if config.vocab.from_draft is None:
+        vocab = build_vocab(counts_V, config.vocab.size)
+    else:
+        vocab = vocab_of(read_draft(config.vocab.from_draft), config.vocab.size, len(counts_V))
     save_vocab(vocab, config.vocab_path)
     figures = {
         "size": vocab.size,

@@ -33,9 +33,35 @@ class VocabConfig(Section, frozen=True, kw_only=True):
     """The draft's vocabulary: the verifier's tokens that the supervised text uses most."""
 
     size: int
+    from_draft: str | None
+    """A draft whose vocabulary is kept, in place of choosing one; `size` is then that draft's."""
 
     def __post_init__(self) -> None:
         positive(self, "size")
+
+
+class YarnScaling(Section, frozen=True, kw_only=True):
+    """YaRN (arXiv 2309.00071), as vLLM applies it to Llama."""
+
+    rope_type: Literal["yarn"]
+    factor: float
+    """How many times longer the context is than `original_max_position_embeddings`."""
+    original_max_position_embeddings: int
+    beta_fast: float
+    """Dimensions that turn more often within the original context keep their frequency. The paper's: 32."""
+    beta_slow: float
+    """Those that turn less often are slowed down by `factor`; between, it is blended. The paper's: 1."""
+    attention_factor: float | None
+    """What cos and sin are multiplied with; null is the paper's 0.1 ln(factor) + 1."""
+
+    def __post_init__(self) -> None:
+        positive(self, "factor", "original_max_position_embeddings", "beta_slow")
+        if self.factor < 1:
+            raise ValueError(f"factor {self.factor} is less than 1: YaRN only lengthens a context")
+        if self.beta_fast <= self.beta_slow:
+            raise ValueError(f"beta_fast {self.beta_fast} must be more than beta_slow {self.beta_slow}")
+        if self.attention_factor is not None:
+            positive(self, "attention_factor")
 
 
 class DraftConfig(Section, frozen=True, kw_only=True):
@@ -46,6 +72,7 @@ class DraftConfig(Section, frozen=True, kw_only=True):
     num_key_value_heads: int
     head_dim: int
     rope_theta: float
+    rope_scaling: YarnScaling | None
     max_position_embeddings: int
     rms_norm_eps: float
     norm_before_residual: bool
@@ -64,6 +91,14 @@ class DraftConfig(Section, frozen=True, kw_only=True):
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim {self.head_dim} is odd: rotary embedding turns pairs")
+        if (rope := self.rope_scaling) is not None:
+            reach = rope.factor * rope.original_max_position_embeddings
+            if self.max_position_embeddings > reach:
+                raise ValueError(
+                    f"max_position_embeddings {self.max_position_embeddings} is more than rope_scaling's "
+                    f"factor {rope.factor} x original_max_position_embeddings "
+                    f"{rope.original_max_position_embeddings}: vLLM turns no further position"
+                )
 
 
 class SpanWeights(Section, frozen=True, kw_only=True):
@@ -84,6 +119,9 @@ class SpanWeights(Section, frozen=True, kw_only=True):
 class TrainConfig(Section, frozen=True, kw_only=True):
     """EAGLE-3 training."""
 
+    init_from: str | None
+    """A draft that training goes on from: a directory or .safetensors file, see eagle/draft_files.py; null
+    begins with a fresh one."""
     device: Literal["cpu", "cuda"]
     compute_dtype: Literal["bfloat16", "float32"]
     """Weights are float32 masters whatever this is."""
@@ -115,7 +153,7 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     """Part of the steps over which the rate rises; then it falls linearly to zero."""
     grad_clip_norm: float
     head: Literal["trained", "frozen"]
-    """The draft head starts as the verifier's rows; frozen keeps it there."""
+    """The draft head starts as the verifier's rows, or as init_from's; frozen keeps it there."""
     checkpoint_steps: int
     """Steps between checkpoints; the last step always has one."""
     log_steps: int

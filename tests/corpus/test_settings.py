@@ -60,6 +60,16 @@ def test_a_value_of_the_wrong_type_is_named_with_its_path(
         load_config(write_config(demo_values))
 
 
+YARN = {
+    "rope_type": "yarn",
+    "factor": 2.0,
+    "original_max_position_embeddings": 1024,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "attention_factor": None,
+}
+
+
 @pytest.mark.parametrize(
     ("section", "key", "value", "message"),
     [
@@ -80,6 +90,25 @@ def test_a_value_of_the_wrong_type_is_named_with_its_path(
         ),
         ("draft", "num_key_value_heads", 3, r"num_attention_heads 4 is no multiple of num_key_value_heads 3"),
         ("train", "processes", 2, r"batches_per_step 1 is no multiple of processes 2"),
+        (
+            "draft",
+            "rope_scaling",
+            YARN | {"factor": 1.5},
+            r"max_position_embeddings 2048 is more than rope_scaling's factor 1\.5 x original_max\S+ 1024",
+        ),
+        (
+            "draft",
+            "rope_scaling",
+            YARN | {"factor": 0.5},
+            r"`draft\.rope_scaling`: factor 0\.5 is less than 1",
+        ),
+        (
+            "draft",
+            "rope_scaling",
+            YARN | {"beta_fast": 1.0},
+            r"beta_fast 1\.0 must be more than beta_slow 1\.0",
+        ),
+        ("draft", "rope_scaling", YARN | {"rope_type": "ntk"}, r"`draft\.rope_scaling\.rope_type`: Invalid"),
         ("train", "batch_tokens", 100, r"max_seq_tokens 512 is more than batch_tokens 100"),
         (
             "verifier",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from eagle.attention import Starts, masked_attention, rotary_tables, rotate, ttt_attention, ttt_mask
+from eagle.attention import Starts, masked_attention, ttt_attention, ttt_mask
 
 Attention = Callable[..., torch.Tensor]
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -104,10 +104,3 @@ def test_mask_is_causal_then_diagonal() -> None:
         [1, 1, 1, 0, 1, 0, 1],
     ]
     assert ttt_mask(torch.tensor([1, 2]), 3, 2).int().tolist() == expected
-
-
-def test_rotary_turns_halves_by_position_times_frequency() -> None:
-    """With head size 4 and theta 100, position 2 turns (x0, x2) by 2 rad and (x1, x3) by 0.2 rad."""
-    cos, sin = rotary_tables(torch.tensor([2]), 4, 100.0, torch.float32)
-    turned = rotate(torch.tensor([[[1.0, 1.0, 0.0, 0.0]]]), cos, sin)
-    torch.testing.assert_close(turned, torch.tensor([[[-0.41614684, 0.98006658, 0.90929743, 0.19866933]]]))

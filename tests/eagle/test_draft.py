@@ -24,6 +24,7 @@ CONFIG = DraftConfig(
     num_key_value_heads=2,
     head_dim=6,
     rope_theta=100.0,
+    rope_scaling=None,
     max_position_embeddings=64,
     rms_norm_eps=1e-5,
     norm_before_residual=False,

@@ -72,6 +72,8 @@ def test_config_is_flat_llama_with_the_layer_ids_where_vllm_counts_them(prepared
         "mlp_bias": False,
         "max_position_embeddings": 256,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "rope_theta": 10000.0,
+        "rope_scaling": None,
         "rms_norm_eps": 1e-6,
         "vocab_size": 24,
         "draft_vocab_size": 20,
@@ -82,8 +84,35 @@ def test_config_is_flat_llama_with_the_layer_ids_where_vllm_counts_them(prepared
         "norm_before_residual": True,
         "fc_norm": True,
         "norm_output": True,
+        "eagle_aux_hidden_state_layer_ids": [2, 4, 5],
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5], "use_aux_hidden_state": True},
     }
+
+
+def test_yarn_stands_under_the_old_keys_and_the_new(tmp_path: Path) -> None:
+    """`rope_parameters` for transformers 5, `rope_scaling` for older servers; a given factor in both ways."""
+    yarn = "{rope_type: yarn, factor: 4.0, original_max_position_embeddings: 64, "
+    yarn += "beta_fast: 32, beta_slow: 1, "
+    config = tiny_config(tmp_path, draft__rope_scaling=yarn + "attention_factor: null}")
+    write_run(config)
+    export(config, untrained=True)
+    content = msgspec.json.decode((config.untrained_path / "config.json").read_bytes())
+    expected = {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+    }
+    assert content["rope_scaling"] == expected
+    assert content["rope_parameters"] == expected | {"rope_theta": 10000.0}
+    assert content["rope_theta"] == 10000.0
+
+    config = tiny_config(tmp_path, draft__rope_scaling=yarn + "attention_factor: 1.0}")
+    export(config, untrained=True)
+    content = msgspec.json.decode((config.untrained_path / "config.json").read_bytes())
+    factors = {"attention_factor": 1.0, "attn_factor": pytest.approx(1 / 1.1386294)}
+    assert content["rope_scaling"] == expected | factors
 
 
 def test_a_full_vocabulary_has_no_map(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from eagle.export import write_draft
 from eagle.taps import TapPoints
 from eagle.verifier import read_weights
 from eagle.vocab import build_vocab
-from synthgen.corpus.draft_sections import DraftConfig
+from synthgen.corpus.draft_sections import DraftConfig, YarnScaling
 from synthgen.corpus.verifier_config import read_shape
 
 transformers = pytest.importorskip("transformers")
@@ -30,6 +30,7 @@ CONFIG = DraftConfig(
     num_key_value_heads=2,
     head_dim=32,
     rope_theta=1000.0,
+    rope_scaling=None,
     max_position_embeddings=256,
     rms_norm_eps=1e-5,
     norm_before_residual=False,
@@ -37,6 +38,17 @@ CONFIG = DraftConfig(
     norm_output=False,
 )
 EAGLE_3_1 = msgspec.structs.replace(CONFIG, norm_before_residual=True, fc_norm=True, norm_output=True)
+YARN = msgspec.structs.replace(
+    EAGLE_3_1,
+    rope_scaling=YarnScaling(
+        rope_type="yarn",
+        factor=16.0,
+        original_max_position_embeddings=16,
+        beta_fast=4.0,
+        beta_slow=0.25,
+        attention_factor=None,
+    ),
+)
 
 
 def write_verifier(directory: Path) -> None:
@@ -59,7 +71,7 @@ def write_verifier(directory: Path) -> None:
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("config", [CONFIG, EAGLE_3_1], ids=["eagle 3", "eagle 3.1"])
+@pytest.mark.parametrize("config", [CONFIG, EAGLE_3_1, YARN], ids=["eagle 3", "eagle 3.1", "yarn"])
 def test_equals_vllm_at_every_draft_step(config: DraftConfig, tmp_path: Path) -> None:
     """On one request vLLM's draft and ours give the same head input at every slot of the prompt and at
     both later steps, to float32 rounding, and propose the same tokens; positions advance by one a step."""
