@@ -13,6 +13,7 @@ from eagle.accept import accept as measure_acceptance
 from eagle.export import export as export_draft
 from eagle.extract import extract as extract_states
 from eagle.train import train as train_draft
+from eagle.validation_table import print_validation
 from eagle.verify_states import Checks, StatesReport, verify_states
 from eagle.vocab import make_vocab
 from synthgen.corpus.console import console, exits, tables
@@ -73,7 +74,7 @@ def vocab(config: Config, set_: Overrides = []) -> None:  # noqa: B006
 
 @app.command()
 def train(config: Config, set_: Overrides = []) -> None:  # noqa: B006
-    """Train the draft; goes on from the newest checkpoint.
+    """Train the draft; goes on from the newest checkpoint. The last validation's table goes to stdout.
 
     Example: `eagle train configs/demo.yaml --set train.epochs=3`
     """
@@ -85,6 +86,8 @@ def train(config: Config, set_: Overrides = []) -> None:  # noqa: B006
             f"loss {figures['loss_first']:.3f} -> {figures['loss_last']:.3f} in {figures['steps']:,} steps, "
             f"predicted acceptance length {figures['acceptance_predicted']:.2f} on the training text"
         )
+        if figures["validation"] is not None:
+            print_validation(figures["validation"])
 
 
 @app.command()
@@ -95,7 +98,7 @@ def export(
         bool, typer.Option("--untrained", help="The draft as it was before its first step, to compare with.")
     ] = False,
 ) -> None:
-    """Write the draft as vLLM loads it.
+    """Write the draft as vLLM loads it: the checkpoint that validated best, or the newest without validation.
 
     Example: `eagle export configs/demo.yaml`
     """

@@ -83,7 +83,8 @@ class Batch:
     """Documents end to end.
 
     token_ids_T `[T]`, aux_T3H `[T, 3, H]`, final_TH `[T, H]` (before the verifier's final norm),
-    next_kind_T `[T]`; `starts` has each document's first token, and T at the end.
+    next_kind_T `[T]`; `starts` has each document's first token, and T at the end. files: the shard that
+    has each sample.
     """
 
     token_ids_T: torch.Tensor
@@ -92,6 +93,7 @@ class Batch:
     next_kind_T: torch.Tensor
     starts: Starts
     sample_ids: tuple[str, ...]
+    files: tuple[str, ...]
     position: Position
 
     def to(self, device: torch.device) -> Batch:
@@ -210,6 +212,7 @@ def pack(documents: list[Document], position: Position) -> Batch:
         next_kind_T=torch.cat([d.next_kind_T for d in documents]),
         starts=tuple(itertools.accumulate(lengths, initial=0)),
         sample_ids=tuple(d.sample_id for d in documents),
+        files=tuple(d.states.file for d in documents),
         position=position,
     )
 

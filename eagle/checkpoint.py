@@ -29,8 +29,6 @@ WEIGHTS = "weights.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 PROGRESS = "progress.json"
 RANDOM_STATE = "random_state"
-KEPT = 2
-"""The newest checkpoint, and one before it in case the disk damages the newest."""
 
 
 class Progress(Record, frozen=True, kw_only=True):
@@ -45,17 +43,35 @@ class Progress(Record, frozen=True, kw_only=True):
     """Supervised positions trained on so far."""
 
 
-def save_checkpoint(directory: Path, draft: Draft, optimizers: Optimizers, progress: Progress) -> Path:
-    """Write one checkpoint, drop older ones and what a killed process left aside; return its path."""
-    path = directory / f"step-{progress.step:08d}"
+def save_checkpoint(
+    directory: Path,
+    draft: Draft,
+    optimizers: Optimizers,
+    progress: Progress,
+    *,
+    keep: int,
+    best: int | None = None,
+) -> Path:
+    """Write one checkpoint; return its path.
+
+    The `keep` newest and the one of step `best` are left; older ones and what a killed process left aside go.
+    """
+    path = checkpoint_path(directory, progress.step)
     with directory_written_aside(path) as aside:
         save_tensors(_on_cpu(dict(draft.named_parameters())), aside / WEIGHTS)
         state = optimizers.state() | {RANDOM_STATE: torch.get_rng_state()}
         save_tensors(_on_cpu(state), aside / OPTIMIZER)
         (aside / PROGRESS).write_bytes(msgspec.json.encode(progress))
-    for old in (*checkpoints(directory)[:-KEPT], *directory.glob(".step-*.tmp")):
+    spared = None if best is None else checkpoint_path(directory, best)
+    older = [old for old in checkpoints(directory)[:-keep] if old != spared]
+    for old in (*older, *directory.glob(".step-*.tmp")):
         shutil.rmtree(old)
     return path
+
+
+def checkpoint_path(directory: Path, step: int) -> Path:
+    """Where the checkpoint after `step` updates is, if there is one."""
+    return directory / f"step-{step:08d}"
 
 
 def checkpoints(directory: Path) -> list[Path]:

@@ -72,10 +72,15 @@ class Update:
 
 
 class ShardFeed:
-    """Documents whose states lie in shards, memory-mapped."""
+    """Documents that are trained on, whose states lie in shards, memory-mapped.
+
+    Raises ArtifactError when a shard is damaged.
+    """
 
     def __init__(self, config: RunConfig) -> None:
-        self._documents = read_documents(config)
+        for entry in read_index(config.states_path):
+            verify_shard(config.states_path, entry)
+        self._documents = read_documents(config, config.train_path)
         train = config.train
         self.outlines = [
             outline_of(d.sample_id, d.next_kind_T, train.span_weights, train.ttt_steps)
@@ -87,14 +92,13 @@ class ShardFeed:
         return [self._documents[number] for number in numbers]
 
 
-def read_documents(config: RunConfig) -> list[Document]:
-    """Every sample with states and something to learn, by id, so that the shards' order doesn't matter.
+def read_documents(config: RunConfig, dataset: Path) -> list[Document]:
+    """Every sample of a dataset's file with states and something to learn, by id, so that the shards' order
+    doesn't matter.
 
-    Raises ArtifactError when a shard is damaged or its token ids aren't the dataset's.
+    Raises ArtifactError when there is none, or its states are of other token ids or another model.
     """
-    for entry in read_index(config.states_path):
-        verify_shard(config.states_path, entry)
-    samples = {sample.id: sample for sample in read_samples(config.train_path, config.extract.max_seq_tokens)}
+    samples = {sample.id: sample for sample in read_samples(dataset, config.extract.max_seq_tokens)}
     documents = join_all(read_all(config.states_path), samples, config.train.max_seq_tokens)
     hidden_size = read_shape(Path(config.verifier.model)).hidden_size
     found = documents[0].states.aux.values.shape[-1]

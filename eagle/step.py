@@ -77,13 +77,13 @@ def train_step(trainee: Trainee, update: Update, step: int, steps: int) -> StepM
     config = trainee.config
     totals_S = update.totals_S.to(trainee.device)
     parts: list[StepMetrics] = []
-    sample_ids: list[str] = []
+    samples: list[str] = []
     for batch in update.batches:
         parts.append(_accumulate(trainee, batch.to(trainee.device), totals_S))
-        sample_ids += batch.sample_ids
+        samples += map(_place, batch.sample_ids, batch.files)
     grad_norm = nn.utils.clip_grad_norm_(trainee.optimizers.named.values(), config.grad_clip_norm).item()
     metrics = summed(parts, grad_norm)
-    _require_finite(metrics, step, update.position, sample_ids)
+    _require_finite(metrics, step, update.position, samples)
     trainee.optimizers.step(rate_at(step, steps, config.warmup_fraction))
     return metrics
 
@@ -106,14 +106,18 @@ def _accumulate(trainee: Trainee, batch: Batch, totals_S: torch.Tensor) -> StepM
     )
 
 
-def _require_finite(metrics: StepMetrics, step: int, at: Position, sample_ids: Iterable[str]) -> None:
+def _require_finite(metrics: StepMetrics, step: int, at: Position, samples: Iterable[str]) -> None:
     if math.isfinite(metrics.loss) and math.isfinite(metrics.grad_norm):
         return
     raise TrainingError(
         f"step {step + 1} (epoch {at.epoch}, batch {at.index}): loss {metrics.loss}, gradient norm "
-        f"{metrics.grad_norm}; samples {', '.join(sample_ids)}. Nothing of this step was applied: check "
+        f"{metrics.grad_norm}; samples {', '.join(samples)}. Nothing of this step was applied: check "
         f"their states, or lower train.learning_rate"
     )
+
+
+def _place(sample_id: str, file: str) -> str:
+    return f"{sample_id} in {file}"
 
 
 def _by_kind(hits_P: torch.Tensor, kind_P: torch.Tensor) -> dict[str, list[int]]:

@@ -6,38 +6,31 @@ checkpoint, and the same command goes on from there.
 
 from __future__ import annotations
 
-import contextlib
-import signal
+import itertools
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 
-from eagle.batches import Position
-from eagle.checkpoint import Progress, checkpoints, load_checkpoint, save_checkpoint
+from eagle.batches import Outline, Position
+from eagle.checkpoint import Progress, checkpoints, load_checkpoint
 from eagle.draft import build_draft
 from eagle.feed import Rank, ShardFeed, Update, plans_of, updates
 from eagle.loss import verifier_head
-from eagle.optim import build_optimizers, rate_at
+from eagle.optim import build_optimizers
 from eagle.step import Objective, Trainee, train_step
-from eagle.training_log import (
-    LOG_NAME,
-    LogLine,
-    StepMetrics,
-    Window,
-    cut_log,
-    figures_of,
-    log_line,
-    note_of,
-)
+from eagle.stop import stop_signals
+from eagle.trackers import require_trackers
+from eagle.training_log import LogLine, StepMetrics, figures_of
+from eagle.validate import HeldOut
 from eagle.verifier import read_weights
 from eagle.vocab import load_vocab, require_states, vocab_settings
+from eagle.watch import validation_figures, watching
 from synthgen.corpus.config import RunConfig
-from synthgen.corpus.console import bar, console, waiting
+from synthgen.corpus.console import console, waiting
 from synthgen.corpus.draft_sections import TrainConfig
 from synthgen.corpus.journal import read_journal
 from synthgen.corpus.manifest import (
@@ -56,13 +49,6 @@ from synthgen.errors import ConfigError
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-@dataclass(slots=True)
-class Stop:
-    """Whether someone asked training to end."""
-
-    requested: bool = False
-
-
 def train(config: RunConfig) -> Manifest:
     """Train the run's draft to the end; return the manifest beside its checkpoints.
 
@@ -72,6 +58,7 @@ def train(config: RunConfig) -> Manifest:
     # ---- What goes in, and whether it fits ----------------------------------------------------------
     directory = config.checkpoints_path
     device = require_device(config.train)
+    require_trackers(config)
     states = require_states(config)
     vocab_made = require_manifest(config.vocab_path, "eagle vocab CONFIG")
     require_fit(
@@ -95,7 +82,7 @@ def train(config: RunConfig) -> Manifest:
 
     # ---- The data, and the order in which it is seen ------------------------------------------------
     with waiting("reading states"):
-        feed = ShardFeed(config)
+        feed, heldout = ShardFeed(config), HeldOut.of(config)
     plans = plans_of(config, feed.outlines)
     per_step = config.train.batches_per_step
     steps = sum(-(-len(plan) // per_step) for plan in plans)
@@ -116,41 +103,29 @@ def train(config: RunConfig) -> Manifest:
     if saved := checkpoints(directory):
         progress = load_checkpoint(saved[-1], draft, trainee.optimizers)
         console.print(f"train: going on from {saved[-1]}")
-    log_path = directory.parent / LOG_NAME
-    cut_log(log_path, progress.step)
 
     # ---- The steps ----------------------------------------------------------------------------------
-    with bar("train", steps) as shown, stop_signals() as stop, log_path.open("ab") as log:
-        shown.advance(progress.step)
-        window = Window()
+    with stop_signals() as stop, watching(config, trainee, heldout, progress, steps) as watch:
         start = Position(progress.epoch, progress.index)
         began = time.monotonic()
         for update in updates(feed, plans, per_step, start, Rank()):
+            if watch.ended_early:
+                break
             metrics = train_step(trainee, update, progress.step, steps)
             ended = time.monotonic()
             progress, began = advanced(progress, plans, update, metrics, ended - began), ended
-            window.steps.append(metrics)
-            due = progress.step == steps or progress.step % config.train.checkpoint_steps == 0
-            if due or stop.requested or progress.step % config.train.log_steps == 0:
-                rate = rate_at(progress.step - 1, steps, config.train.warmup_fraction)
-                line = log_line(window, progress.step, update.position.epoch, rate)
-                log.write(msgspec.json.encode(line) + b"\n")
-                log.flush()
-                shown.advance(0, note_of(line))
-                if due or stop.requested:
-                    save_checkpoint(directory, draft, trainee.optimizers, progress)
-                window = Window()
-            shown.advance(1)
-            if stop.requested:
+            began += watch.after_update(progress, metrics, update.position.epoch, stop)
+            if stop.requested and watch.saved_step == progress.step:
                 console.print(f"train: stopped after step {progress.step} of {steps}, with a checkpoint")
                 raise KeyboardInterrupt
 
     # ---- What came out ------------------------------------------------------------------------------
-    figures = figures_of(list(read_journal(log_path, LogLine)), progress, draft)
-    tokens = config.train.epochs * sum(outline.num_tokens for outline in feed.outlines)
-    speed = Speed(tokens_per_s=tokens / progress.seconds)
+    figures = figures_of(list(read_journal(config.training_log_path, LogLine)), progress, draft)
+    figures["validation"] = validation_figures(watch.validations, steps)
+    speed = Speed(tokens_per_s=tokens_before(plans, feed.outlines, progress) / progress.seconds)
+    seconds = progress.seconds + sum(one.seconds for one in watch.validations)
     manifest = manifest_of(
-        "train", settings=settings, inputs=inputs, figures=figures, seconds=progress.seconds, speed=speed
+        "train", settings=settings, inputs=inputs, figures=figures, seconds=seconds, speed=speed
     )
     write_manifest(directory, manifest)
     return manifest
@@ -166,8 +141,8 @@ def require_device(config: TrainConfig) -> torch.device:
 
 
 def train_settings(config: RunConfig) -> dict[str, Any]:
-    """What the trained weights depend on: everything but how often it is logged and saved."""
-    aside = ("checkpoint_steps", "log_steps")
+    """What the trained weights depend on: everything but how often it is logged and saved, and where."""
+    aside = ("checkpoint_steps", "keep_checkpoints", "log_steps", "trackers")
     return {
         "draft": config.draft,
         "train": {k: v for k, v in msgspec.structs.asdict(config.train).items() if k not in aside},
@@ -193,19 +168,9 @@ def advanced(
     )
 
 
-@contextlib.contextmanager
-def stop_signals() -> Iterator[Stop]:
-    """Note SIGINT and SIGTERM instead of being cut off; a second one ends at once."""
-    stop = Stop()
-
-    def note(*_: object) -> None:
-        if stop.requested:
-            raise KeyboardInterrupt
-        stop.requested = True
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def tokens_before(plans: list[list[list[int]]], outlines: Sequence[Outline], progress: Progress) -> int:
+    """Tokens that were trained on so far, over all epochs."""
+    done = [*itertools.chain(*plans[: progress.epoch])]
+    if progress.index:
+        done += plans[progress.epoch][: progress.index]
+    return sum(outlines[number].num_tokens for batch in done for number in batch)

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from eagle.checkpoint import load_weights
 from eagle.draft import Draft, build_draft, unroll
-from eagle.export import newest
+from eagle.export import chosen
 from eagle.loss import VerifierHead, target_logits, verifier_head
 from eagle.prefill import take_states
 from eagle.shards import read_all
@@ -39,7 +39,7 @@ from synthgen.client.launch import capturing, started
 from synthgen.client.replies import ChatReply
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.journal import read_journal, write_journal
-from synthgen.corpus.manifest import read_manifest
+from synthgen.corpus.manifest import read_manifest, require_manifest
 from synthgen.corpus.records import Sampling, SeedPrompt, Timing, Trace, prompt_key
 from synthgen.corpus.samples import DatasetRow, Origin
 from synthgen.corpus.settings import load_config
@@ -384,6 +384,11 @@ def _verifier_head(config: RunConfig) -> VerifierHead:
     return verifier_head(weights, 1e-6, whole, torch.float32, torch.device("cpu"))
 
 
+def trained_checkpoint(config: RunConfig) -> Path:
+    """The one that is exported."""
+    return chosen(config.checkpoints_path, require_manifest(config.checkpoints_path, "eagle train"))[0]
+
+
 def test_acceptance_counted_live_is_what_the_trained_draft_proposes(
     line: Line, capture_url: str, spool: Path
 ) -> None:
@@ -395,7 +400,7 @@ def test_acceptance_counted_live_is_what_the_trained_draft_proposes(
     replies = _ask(capture_url, config, _heldout(config), GREEDY, kv_transfer_params={"states": "all"})
     weights, vocab = read_weights(Path(config.verifier.model)), load_vocab(config.vocab_path)
     draft = build_draft(config.draft, weights, vocab, config.seed)
-    load_weights(newest(config.checkpoints_path), draft)
+    load_weights(trained_checkpoint(config), draft)
     drafts = accepted = 0
     for reply in replies:
         captured = asyncio.run(take_states(spool / (reply.kv_transfer_params or {})["states_file"]))

@@ -164,9 +164,14 @@ ORDER = [
     "eagle.checkpoint",
     "eagle.training_log",
     "eagle.step",
+    "eagle.stop",
+    "eagle.validate",
+    "eagle.trackers",
+    "eagle.watch",
     "eagle.train",
     "eagle.export",
     "eagle.accept",
+    "eagle.validation_table",
     "eagle.__main__",
 ]
 
