@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -53,13 +54,15 @@ class Trackio:
 
     def __init__(self, name: str, step: int) -> None:
         run = f"{name}-from-{step}" if step else name
-        self._run = _module("trackio").init(project=PROJECT, name=run, group=name, embed=False)
+        with contextlib.redirect_stdout(sys.stderr):  # which is for results
+            self._run = _module("trackio").init(project=PROJECT, name=run, group=name, embed=False)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log(dict(values), step=step)
 
     def close(self) -> None:
-        self._run.finish()
+        with contextlib.redirect_stdout(sys.stderr):
+            self._run.finish()
 
 
 class Wandb:

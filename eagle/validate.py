@@ -37,10 +37,8 @@ from synthgen.corpus.config import RunConfig
 from synthgen.corpus.records import Record
 from synthgen.corpus.samples import read_samples
 
-PREFIX_HITS, PREFIX_SLOTS, HITS, TARGETS = range(4)
-"""What is counted of slots at each step: whose tokens so far all hit, of how many, whose token hits, of how
-many."""
 COUNTS = 4
+"""Of slots at each step: whose tokens so far all hit, of how many; whose token hits, of how many."""
 
 
 class Acceptance(Record, frozen=True, kw_only=True):
@@ -123,7 +121,7 @@ def validate(objective: Objective, heldout: HeldOut, device: torch.device, step:
         domain_B = torch.tensor([names.index(domain) for domain in domains], device=device)
         counts_DKSC += slot_counts(batch, targets, hits_SP, domain_B, len(names)).cpu()
     of_kind_KSC = counts_DKSC.sum(0)
-    kinds = [kind for kind in Kind if of_kind_KSC[kind, 0, PREFIX_SLOTS]]
+    kinds = [kind for kind in Kind if of_kind_KSC[kind, 0, 1] and kind != Kind.NONE]
     return Validation(
         step=step,
         seconds=time.monotonic() - began,
@@ -154,10 +152,11 @@ def slot_counts(
 
 def acceptance_of(counts_SC: torch.Tensor) -> Acceptance:
     """What the counts of some slots `[S, C]` say."""
+    hits_S, slots_S, right_S, targets_S = counts_SC.double().unbind(1)
     return Acceptance(
-        slots=int(counts_SC[0, PREFIX_SLOTS]),
-        length=predicted_acceptance(counts_SC[:, PREFIX_HITS], counts_SC[:, PREFIX_SLOTS]),
-        accuracy=(counts_SC[:, HITS] / counts_SC[:, TARGETS].clamp(min=1)).tolist(),
+        slots=int(slots_S[0]),
+        length=predicted_acceptance(hits_S, slots_S),
+        accuracy=(right_S / targets_S.clamp(min=1)).tolist(),
     )
 
 
