@@ -63,18 +63,20 @@ class Watch:
         last = step == self._steps
         validates = self._heldout is not None and (last or step % train.validate_steps == 0)
         saves = last or step % train.checkpoint_steps == 0
-        if validates or saves or stop.requested or step % train.log_steps == 0:
-            self._log(progress, epoch)
+        logs = validates or saves or stop.requested or step % train.log_steps == 0
+        if logs:
+            self._log(step, epoch)
         if self._heldout is not None and validates:
             self._validate(self._heldout, step)
             saves = saves or self.ended_early or since_best(self.validations) == 0
         if saves or stop.requested:
             self._save(progress)
+        if logs:
+            self._window = Window()  # what validation and checkpoint took is no part of the next steps' time
         self._shown.advance(1)
         return self.validations[-1].seconds if validates else 0.0
 
-    def _log(self, progress: Progress, epoch: int) -> None:
-        step = progress.step
+    def _log(self, step: int, epoch: int) -> None:
         rate = rate_at(step - 1, self._steps, self._config.train.warmup_fraction)
         line = log_line(self._window, step, epoch, rate)
         _append(self._config.training_log_path, line)
@@ -83,7 +85,6 @@ class Watch:
         left_s = (time.monotonic() - self._began) / (step - self._done) * (self._steps - step)
         left = "" if console.is_terminal else f", {datetime.timedelta(seconds=round(left_s))} left"
         self._shown.advance(0, note_of(line) + left)
-        self._window = Window()
 
     def _validate(self, heldout: HeldOut, step: int) -> None:
         found = validate(self._trainee.objective, heldout, self._trainee.device, step)
@@ -91,7 +92,6 @@ class Watch:
         self.validations.append(found)
         for tracker in self._trackers:
             tracker.log(step, validation_values(found))
-        self._window = Window()  # its time is no part of the next steps'
         if self.ended_early:
             console.print(
                 f"train: ended after step {step} of {self._steps}: the last {self._config.train.patience} "

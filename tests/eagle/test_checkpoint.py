@@ -77,6 +77,16 @@ def test_the_newest_two_are_kept(tmp_path: Path) -> None:
     assert [p.name for p in checkpoints(tmp_path / "c")] == ["step-00000012", "step-00000100"]
 
 
+def test_the_best_is_kept_besides_the_newest(tmp_path: Path) -> None:
+    """Step 4 while it is the best; when 12 is, 4 goes."""
+    made = updated(tmp_path)
+    for step, best in ((4, 4), (8, 4), (12, 4)):
+        save_checkpoint(tmp_path / "c", *made, at(step), keep=1, best=best)
+    assert [p.name for p in checkpoints(tmp_path / "c")] == ["step-00000004", "step-00000012"]
+    save_checkpoint(tmp_path / "c", *made, at(16), keep=1, best=12)
+    assert [p.name for p in checkpoints(tmp_path / "c")] == ["step-00000012", "step-00000016"]
+
+
 def test_a_half_written_one_does_not_count(tmp_path: Path) -> None:
     """What a killed process left aside is not a checkpoint, and the next one clears it away."""
     leftover = tmp_path / "c" / ".step-00000009.123.tmp"
