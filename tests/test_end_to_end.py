@@ -289,12 +289,13 @@ def test_rows_are_the_traces_as_they_were_sampled(dataset: list[DatasetRow], tra
 def test_states_cover_the_dataset_once(line: Line, dataset: list[DatasetRow], traces: list[Trace]) -> None:
     """Of a captured reply all but its last token, of a prefilled row all; in several shards, none twice.
 
-    The spool keeps what the dataset left out.
+    Those that are held out of training are among them. The spool keeps what the dataset left out.
     """
+    rows = [*dataset, *read_journal(line.config.validation_path, DatasetRow)]
     found = {sample.sample_id: sample.token_ids_T.tolist() for sample in read_all(line.config.states_path)}
-    assert found == {row.id: list(row.token_ids[: -1 if row.states_file else None]) for row in dataset}
-    assert {row.origin for row in dataset if row.states_file} == {Origin.NATIVE}
-    assert {row.origin for row in dataset if not row.states_file} == {Origin.VERBATIM}
+    assert found == {row.id: list(row.token_ids[: -1 if row.states_file else None]) for row in rows}
+    assert {row.origin for row in rows if row.states_file} == {Origin.NATIVE}
+    assert {row.origin for row in rows if not row.states_file} == {Origin.VERBATIM}
     assert len(list(line.config.states_path.glob("states-*.safetensors"))) > 1
     left_out = {trace.states_file for trace in traces if trace.states_file and trace.id not in found}
     assert {path.name for path in line.config.spool_path.glob("*")} == left_out
