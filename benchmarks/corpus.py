@@ -110,8 +110,11 @@ def write(config: RunConfig, rows: int) -> None:
 
 
 def run_in(directory: Path) -> RunConfig:
-    """The demo's config with its run directory there, and room for these traces."""
-    return load_config(ROOT / "configs/demo.yaml", (f"run_dir={directory}", "screen.max_seq_tokens=2048"))
+    """The demo's config with its run directory there, room for these traces, and none held out."""
+    return load_config(
+        ROOT / "configs/demo.yaml",
+        (f"run_dir={directory}", "screen.max_seq_tokens=2048", "mix.heldout_fraction=0"),
+    )
 
 
 def do(step: str, config: RunConfig, rows: int) -> None:

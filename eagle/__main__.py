@@ -14,6 +14,7 @@ from eagle.dry_run import dry_run, print_dry_run
 from eagle.export import export as export_draft
 from eagle.extract import extract as extract_states
 from eagle.train import train as train_draft
+from eagle.validation_table import print_validation
 from eagle.verify_states import Checks, StatesReport, verify_states
 from eagle.vocab import make_vocab
 from synthgen.corpus.console import console, exits, tables
@@ -139,6 +140,8 @@ def train(
         if left_out := figures.get("samples_left_out"):
             console.print(f"{left_out:,} samples left out, see {loaded.checkpoints_path}/failures.jsonl")
             raise typer.Exit(1)
+        if figures["validation"] is not None:
+            print_validation(figures["validation"])
 
 
 @app.command()
@@ -149,7 +152,7 @@ def export(
         bool, typer.Option("--untrained", help="The draft as it was before its first step, to compare with.")
     ] = False,
 ) -> None:
-    """Write the draft as vLLM loads it.
+    """Write the draft as vLLM loads it: the checkpoint that validated best, or the newest without validation.
 
     Example: `eagle export configs/demo.yaml`
     """

@@ -131,6 +131,13 @@ class Outline:
     sample_id: str
     num_tokens: int
     target_weights: tuple[float, ...]
+    file: str = ""
+    """The shard that has its states."""
+
+    @property
+    def place(self) -> str:
+        """What an error says of it."""
+        return f"{self.sample_id} in {self.file}" if self.file else self.sample_id
 
 
 def kind_weights(weights: SpanWeights) -> torch.Tensor:
@@ -138,14 +145,16 @@ def kind_weights(weights: SpanWeights) -> torch.Tensor:
     return torch.tensor([0.0, weights.thinking, weights.response, weights.tool])
 
 
-def outline_of(sample_id: str, next_kind_T: torch.Tensor, weights: SpanWeights, steps: int) -> Outline:
-    """The outline of a document whose tokens are followed by `next_kind_T`.
+def outline_of(
+    sample_id: str, next_kind_T: torch.Tensor, weights: SpanWeights, steps: int, file: str = ""
+) -> Outline:
+    """The outline of a document whose tokens are followed by `next_kind_T`, with states in `file`.
 
     Target p is predicted at step s when there is a slot p - 1 - s: when p > s.
     """
     weight_T = kind_weights(weights)[next_kind_T.long()].double()
     totals = tuple(float(weight_T[step + 1 :].sum()) for step in range(steps))
-    return Outline(sample_id=sample_id, num_tokens=len(next_kind_T), target_weights=totals)
+    return Outline(sample_id=sample_id, num_tokens=len(next_kind_T), target_weights=totals, file=file)
 
 
 def next_kinds(sample: Sample, tokens: int) -> torch.Tensor:

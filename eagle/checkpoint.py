@@ -31,8 +31,6 @@ WEIGHTS = "weights.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 PROGRESS = "progress.json"
 RANDOM_STATE = "random_state"
-KEPT = 2
-"""The newest checkpoint, and one before it in case the disk damages the newest."""
 
 
 class Progress(Record, frozen=True, kw_only=True):
@@ -48,13 +46,21 @@ class Progress(Record, frozen=True, kw_only=True):
 
 
 def save_checkpoint(
-    directory: Path, draft: Draft, optimizers: Optimizers, progress: Progress, *, writes: bool = True
+    directory: Path,
+    draft: Draft,
+    optimizers: Optimizers,
+    progress: Progress,
+    *,
+    keep: int,
+    best: int | None = None,
+    writes: bool = True,
 ) -> Path:
-    """Write one checkpoint, drop older ones and what a killed process left aside; return its path.
+    """Write one checkpoint; return its path.
 
-    All processes call it, since each may have a part of the tensors; one of them `writes`.
+    All processes call it, since each may have a part of the tensors; one of them `writes`. The `keep` newest
+    and the one of step `best` are left; older ones and what a killed process left aside go.
     """
-    path = directory / f"step-{progress.step:08d}"
+    path = checkpoint_path(directory, progress.step)
     weights = _on_cpu(dict(draft.named_parameters()), keep=writes)
     state = _on_cpu(optimizers.state() | {RANDOM_STATE: torch.get_rng_state()}, keep=writes)
     if not writes:
@@ -63,9 +69,16 @@ def save_checkpoint(
         save_tensors(weights, aside / WEIGHTS)
         save_tensors(state, aside / OPTIMIZER)
         (aside / PROGRESS).write_bytes(msgspec.json.encode(progress))
-    for old in (*checkpoints(directory)[:-KEPT], *directory.glob(".step-*.tmp")):
+    spared = None if best is None else checkpoint_path(directory, best)
+    older = [old for old in checkpoints(directory)[:-keep] if old != spared]
+    for old in (*older, *directory.glob(".step-*.tmp")):
         shutil.rmtree(old)
     return path
+
+
+def checkpoint_path(directory: Path, step: int) -> Path:
+    """Where the checkpoint after `step` updates is, if there is one."""
+    return directory / f"step-{step:08d}"
 
 
 def checkpoints(directory: Path) -> list[Path]:

@@ -14,7 +14,7 @@ import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 
-from eagle.checkpoint import checkpoints, load_progress, load_weights
+from eagle.checkpoint import checkpoint_path, checkpoints, load_progress, load_weights
 from eagle.draft import Draft
 from eagle.init_from import first_draft, init_inputs
 from eagle.rotary import relative_attention_factor
@@ -67,10 +67,11 @@ def export(config: RunConfig, *, untrained: bool = False) -> Manifest:
             settings=trained.settings | as_json(train_settings(config)),  # however its states came
             inputs=trained.inputs | inputs,
         )
-        checkpoint = newest(config.checkpoints_path)
+        checkpoint, why = chosen(config.checkpoints_path, trained)
+        console.print(f"export: {checkpoint.name}, {why}", soft_wrap=True)
         load_weights(checkpoint, draft)
         inputs["checkpoints"] = digest_of(trained)
-        figures = {"step": load_progress(checkpoint).step, "trained": trained.figures}
+        figures = {"step": load_progress(checkpoint).step, "chosen": why, "trained": trained.figures}
     out = config.untrained_path if untrained else config.export_path
     shape = shape_of(config.verifier)
     found = read_manifest(out)
@@ -92,12 +93,26 @@ def export(config: RunConfig, *, untrained: bool = False) -> Manifest:
     return manifest
 
 
-def newest(directory: Path) -> Path:
-    """The last checkpoint. Raises ArtifactError when there is none."""
+def chosen(directory: Path, trained: Manifest) -> tuple[Path, str]:
+    """The checkpoint that validated best, or the newest where none was validated; and which of them it is.
+
+    Raises ArtifactError when it isn't there.
+    """
     found = checkpoints(directory)
     if not found:
         raise ArtifactError(f"{directory} has no checkpoint: run `eagle train CONFIG` first")
-    return found[-1]
+    validation = trained.figures.get("validation")
+    if validation is None:
+        return found[-1], "the newest: no samples were held out"
+    best = validation["best"]
+    path = checkpoint_path(directory, best["step"])
+    if path not in found:
+        raise ArtifactError(
+            f"{path} is missing, the best of {validation['count']} checkpoints that were validated: remove "
+            f"{directory} to train anew"
+        )
+    length = best["whole"]["length"]
+    return path, f"the best of {validation['count']} validated: acceptance length {length:.2f} held out"
 
 
 def write_draft(

@@ -1,5 +1,7 @@
 """The extract stage: the verifier's hidden states of every sample, through a live vLLM.
 
+Samples that are held out of training have states too, in the same shards: which they are, the dataset says.
+
 States that came with the replies (generate.capture) lie in the spool and are packed into shards. The
 other samples are sent as token ids with one token to generate, and go the same way. Shards that are there
 are trusted by their checksum. A sample whose states can't be had is a record in `failures.jsonl`, and is
@@ -84,7 +86,7 @@ def _extract(config: RunConfig, dataset: Manifest, *, retry_failed: bool) -> Man
     before = read_manifest(config.states_path)
     if before is not None:
         require_fit(config.states_path, before, settings=settings, inputs=before.inputs)
-    samples = read_samples(config.train_path, config.extract.max_seq_tokens)
+    samples = wanted_samples(config)
     todo = _missing(config, samples)
     inputs = {"dataset": digest_of(dataset)}
     failures = list(read_journal(config.states_path / FAILURES_NAME, StatesFailure))
@@ -119,6 +121,12 @@ def _extract(config: RunConfig, dataset: Manifest, *, retry_failed: bool) -> Man
     tidy_spool(config, {sample.id for sample in samples})
     seconds = done_s + time.monotonic() - started
     return _write(config, settings, inputs, seconds=seconds, speed=speed, complete=True)
+
+
+def wanted_samples(config: RunConfig) -> list[Sample]:
+    """The dataset's samples, those that are trained on first, then those that are held out of it."""
+    longest = config.extract.max_seq_tokens
+    return [*read_samples(config.train_path, longest), *read_samples(config.validation_path, longest)]
 
 
 def require_tokenizer(config: RunConfig, found: Fingerprint) -> None:

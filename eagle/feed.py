@@ -13,6 +13,7 @@ import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -81,26 +82,31 @@ class Rank:
 class Update:
     """One optimizer step's data.
 
-    position: of its first batch. num_batches, sample_ids: of all processes. totals_S: the weight of all
+    position: of its first batch. num_batches, samples: of all processes. totals_S: the weight of all
     its targets at each step, over all processes. batches: this process's, made ahead; none where the plan
     ends early.
     """
 
     position: Position
     num_batches: int
-    sample_ids: tuple[str, ...]
+    samples: tuple[str, ...]
     totals_S: torch.Tensor
     batches: Iterator[Batch]
 
 
 class ShardFeed(Feed):
-    """Documents whose states lie in shards, memory-mapped."""
+    """Documents that are trained on, whose states lie in shards, memory-mapped.
+
+    Raises ArtifactError when a shard is damaged.
+    """
 
     def __init__(self, config: RunConfig) -> None:
-        self._documents = read_documents(config)
+        for entry in read_index(config.states_path):
+            verify_shard(config.states_path, entry)
+        self._documents = read_documents(config, config.train_path)
         train = config.train
         self._outlines = [
-            outline_of(d.sample_id, d.next_kind_T, train.span_weights, train.ttt_steps)
+            outline_of(d.sample_id, d.next_kind_T, train.span_weights, train.ttt_steps, d.states.file)
             for d in self._documents
         ]
 
@@ -114,14 +120,13 @@ class ShardFeed(Feed):
         return [self._documents[number] for number in numbers]
 
 
-def read_documents(config: RunConfig) -> list[Document]:
-    """Every sample with states and something to learn, by id, so that the shards' order doesn't matter.
+def read_documents(config: RunConfig, dataset: Path) -> list[Document]:
+    """Every sample of a dataset's file with states and something to learn, by id, so that the shards' order
+    doesn't matter.
 
-    Raises ArtifactError when a shard is damaged or its token ids aren't the dataset's.
+    Raises ArtifactError when there is none, or its states are of other token ids or another model.
     """
-    for entry in read_index(config.states_path):
-        verify_shard(config.states_path, entry)
-    samples = {sample.id: sample for sample in read_samples(config.train_path, config.extract.max_seq_tokens)}
+    samples = {sample.id: sample for sample in read_samples(dataset, config.extract.max_seq_tokens)}
     documents = join_all(read_all(config.states_path), samples, config.train.max_seq_tokens)
     hidden_size = shape_of(config.verifier).hidden_size
     found = documents[0].states.aux.values.shape[-1]
@@ -164,7 +169,7 @@ def updates(
             yield Update(
                 position=at,
                 num_batches=len(cut),
-                sample_ids=tuple(outline.sample_id for outline in outlines),
+                samples=tuple(outline.place for outline in outlines),
                 totals_S=torch.tensor(totals, dtype=torch.float32),
                 batches=itertools.islice(in_turn, sum(n < len(cut) for n in own)),
             )

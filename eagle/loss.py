@@ -116,7 +116,7 @@ def step_losses(
     decays_S = decay ** torch.arange(len(share_SQ), dtype=torch.float32, device=inside_P.device)
     total, losses_S, hits_SQ = _SoftCrossEntropy.apply(  # type: ignore[no-untyped-call]
         outputs_SNH,
-        head_KH,
+        head_KH if torch.is_grad_enabled() else head_KH.detach(),
         verifier_says.logits_QK,
         targets.row_SP[:, inside_P],
         share_SQ,
@@ -141,6 +141,12 @@ def prefix_counts(hits_SP: torch.Tensor, targets: Targets) -> tuple[torch.Tensor
 
     A slot counts for k when all its first k steps have a target.
     """
+    hits_SN, valid_SN = by_slot(hits_SP, targets)
+    return hits_SN.int().cumprod(0).sum(1), valid_SN.int().cumprod(0).sum(1)
+
+
+def by_slot(hits_SP: torch.Tensor, targets: Targets) -> tuple[torch.Tensor, torch.Tensor]:
+    """Whether each slot hits at each step, and whether it has a target there: two `[S, N]` bool."""
     steps, slots = len(hits_SP), len(targets.slots_N)
     hits_SN = torch.zeros((steps, slots), dtype=torch.bool, device=hits_SP.device)
     valid_SN = torch.zeros_like(hits_SN)
@@ -149,7 +155,7 @@ def prefix_counts(hits_SP: torch.Tensor, targets: Targets) -> tuple[torch.Tensor
         rows = targets.row_SP[step, valid_P]
         valid_SN[step, rows] = True
         hits_SN[step, rows] = hits_SP[step, valid_P]
-    return hits_SN.int().cumprod(0).sum(1), valid_SN.int().cumprod(0).sum(1)
+    return hits_SN, valid_SN
 
 
 def predicted_acceptance(prefix_hits_S: torch.Tensor, prefix_slots_S: torch.Tensor) -> float:
@@ -175,7 +181,7 @@ class _SoftCrossEntropy(torch.autograd.Function):
         weight_KH = head_KH.to(outputs_SNH.dtype)
         flat_SQ = row_SQ + slots * torch.arange(steps, device=row_SQ.device)[:, None]
         flat_outputs = outputs_SNH.flatten(0, 1)
-        doutputs = torch.zeros_like(flat_outputs)
+        doutputs = torch.zeros_like(flat_outputs) if ctx.needs_input_grad[0] else None
         dhead_KH = torch.zeros_like(head_KH, dtype=accurate) if ctx.needs_input_grad[1] else None
         weights_SQ = share_SQ * decay_S[:, None]
         ce_SQ = torch.zeros_like(share_SQ, dtype=accurate)
@@ -191,11 +197,13 @@ class _SoftCrossEntropy(torch.autograd.Function):
             log_sum_SQ = z_SQK.amax(-1) - q_SQK.amax(-1).log()
             ce_SQ[:, chunk] = log_sum_SQ - (z_SQK * p_QK).sum(-1)
             hits_SQ[:, chunk] = z_SQK.argmax(-1) == p_QK.argmax(-1)
+            if doutputs is None:  # a validation
+                continue
             dz = q_SQK.sub_(p_QK).mul_(weights_SQ[:, chunk, None]).to(x.dtype).flatten(0, 1)
             doutputs.index_add_(0, rows, dz @ weight_KH)
             if dhead_KH is not None:
                 dhead_KH += dz.T @ x
-        ctx.save_for_backward(doutputs.view_as(outputs_SNH), dhead_KH)
+        ctx.save_for_backward(None if doutputs is None else doutputs.view_as(outputs_SNH), dhead_KH)
         ctx.head_dtype = head_KH.dtype
         ctx.mark_non_differentiable(hits_SQ)
         losses_S = (ce_SQ * share_SQ).sum(1)

@@ -131,6 +131,7 @@ def read_shard(directory: Path, entry: ShardEntry) -> Iterator[SampleStates]:
             aux=aux[start:end],
             final=final[first:last],
             final_at_F=tensors["final_at"][first:last],
+            file=entry.file,
         )
 
 

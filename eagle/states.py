@@ -52,13 +52,17 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleStates:
-    """token_ids_T `[T]`; aux `[T, 3, H]`; final `[F, H]`, of the tokens final_at_F `[F]` (rising)."""
+    """token_ids_T `[T]`; aux `[T, 3, H]`; final `[F, H]`, of the tokens final_at_F `[F]` (rising).
+
+    file: the shard that has them; empty before they are in one.
+    """
 
     sample_id: str
     token_ids_T: torch.Tensor
     aux: Rows
     final: Rows
     final_at_F: torch.Tensor
+    file: str = ""
 
     def __post_init__(self) -> None:
         tokens, aux = tuple(self.token_ids_T.shape), tuple(self.aux.values.shape)
@@ -103,4 +107,5 @@ class SampleStates:
             aux=self.aux[:num_tokens],
             final=self.final[:kept],
             final_at_F=self.final_at_F[:kept],
+            file=self.file,
         )

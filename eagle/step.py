@@ -150,9 +150,13 @@ def _require_finite(metrics: StepMetrics, step: int, update: Update) -> None:
         return
     raise TrainingError(
         f"step {step + 1} (epoch {update.position.epoch}, batch {update.position.index}): loss "
-        f"{metrics.loss}, gradient norm {metrics.grad_norm}; samples {', '.join(update.sample_ids)}. Nothing "
+        f"{metrics.loss}, gradient norm {metrics.grad_norm}; samples {', '.join(update.samples)}. Nothing "
         f"of this step was applied: check their states, or lower train.learning_rate"
     )
+
+
+def _place(sample_id: str, file: str) -> str:
+    return f"{sample_id} in {file}"
 
 
 def _by_kind(hits_P: torch.Tensor, kind_P: torch.Tensor) -> dict[str, list[int]]:

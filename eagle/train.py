@@ -6,41 +6,32 @@ checkpoint, and the same command goes on from there.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
+import itertools
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import torch
 
-from eagle.batches import Position
-from eagle.checkpoint import Progress, checkpoints, load_checkpoint, save_checkpoint
+from eagle.batches import Outline, Position
+from eagle.checkpoint import Progress, checkpoints, load_checkpoint
 from eagle.feed import Update, plans_of, updates
 from eagle.init_from import first_draft, init_inputs
 from eagle.loss import verifier_head
-from eagle.optim import build_optimizers, rate_at
+from eagle.optim import build_optimizers
 from eagle.parallel import World, joined, shared
 from eagle.step import Objective, Trainee, train_step
+from eagle.stop import stop_signals
 from eagle.stream import feed_of, streamed_settings
-from eagle.training_log import (
-    LOG_NAME,
-    LogLine,
-    StepMetrics,
-    Window,
-    cut_log,
-    figures_of,
-    log_line,
-    note_of,
-)
+from eagle.trackers import require_trackers
+from eagle.training_log import LogLine, StepMetrics, figures_of
+from eagle.validate import HeldOut
 from eagle.verifier import weights_of
 from eagle.vocab import load_vocab, states_inputs, vocab_settings
+from eagle.watch import validation_figures, watching
 from synthgen.corpus.config import RunConfig
-from synthgen.corpus.console import bar, console, waiting
+from synthgen.corpus.console import console, waiting
 from synthgen.corpus.journal import read_journal
 from synthgen.corpus.manifest import (
     Manifest,
@@ -56,13 +47,6 @@ from synthgen.corpus.verifier_files import shape_of
 from synthgen.errors import ArtifactError, ServerError
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-
-
-@dataclass(slots=True)
-class Stop:
-    """Whether someone asked training to end."""
-
-    requested: bool = False
 
 
 def train(config: RunConfig) -> Manifest | None:
@@ -82,6 +66,7 @@ def train_in(world: World, config: RunConfig) -> Manifest | None:
     directory = config.checkpoints_path
     per_step = config.train.batches_per_step
     world.rank.own(per_step)
+    require_trackers(config)
     inputs = states_inputs(config)
     streamed = " --set train.stream=true" if config.train.stream else ""
     vocab_made = require_manifest(config.vocab_path, f"eagle vocab CONFIG{streamed}")
@@ -104,6 +89,7 @@ def train_in(world: World, config: RunConfig) -> Manifest | None:
     # ---- The data, and the order in which it is seen ------------------------------------------------
     with waiting("reading the dataset" if config.train.stream else "reading states"):
         feed = feed_of(config, world.rank)
+        heldout = None if config.train.stream else HeldOut.of(config)
     plans = plans_of(config, feed.outlines)
     steps = sum(-(-len(plan) // per_step) for plan in plans)
 
@@ -115,64 +101,41 @@ def train_in(world: World, config: RunConfig) -> Manifest | None:
         progress = load_checkpoint(saved[-1], draft, trainee.optimizers)
         console.print(f"train: going on from {saved[-1]}")
     world.require_same_step(progress.step)
-    log_path = directory.parent / LOG_NAME if world.is_first else Path(os.devnull)
-    if world.is_first:
-        cut_log(log_path, progress.step)
 
     # ---- The steps ----------------------------------------------------------------------------------
-    window = Window()
-
-    def keep() -> None:
-        """Put away what was learned since the last checkpoint."""
-        if window.steps:
-            rate = rate_at(progress.step - 1, steps, config.train.warmup_fraction)
-            line = log_line(window, progress.step, progress.epoch - (progress.index == 0), rate)
-            log.write(msgspec.json.encode(line) + b"\n")
-        if progress.step:
-            save_checkpoint(directory, draft, trainee.optimizers, progress, writes=world.is_first)
-            console.print(f"train: ended after step {progress.step} of {steps}, with a checkpoint")
-
     with (
         feed.running(),
-        log_path.open("ab") as log,
-        kept(keep),
-        bar("train", steps) as shown,
         stop_signals(patient=world.rank.world > 1) as stop,
+        watching(config, trainee, heldout, progress, steps) as watch,
     ):
-        shown.advance(progress.step)
-        window = Window()
         start = Position(progress.epoch, progress.index)
         began = time.monotonic()
-        for update in updates(feed, plans, per_step, start, world.rank):
-            metrics = train_step(trainee, update, progress.step, steps)
-            ended = time.monotonic()
-            progress, began = advanced(progress, plans, update, metrics, ended - began), ended
-            window.steps.append(metrics)
-            stopping = world.any(stop.requested)
-            due = progress.step == steps or progress.step % config.train.checkpoint_steps == 0 or stopping
-            if due or progress.step % config.train.log_steps == 0:
-                rate = rate_at(progress.step - 1, steps, config.train.warmup_fraction)
-                line = log_line(window, progress.step, update.position.epoch, rate)
-                log.write(msgspec.json.encode(line) + b"\n")
-                log.flush()
-                shown.advance(0, note_of(line))
-                if due:
-                    save_checkpoint(directory, draft, trainee.optimizers, progress, writes=world.is_first)
-                window = Window()
-            shown.advance(1)
-            if stopping:
-                world.wait()
-                console.print(f"train: stopped after step {progress.step} of {steps}, with a checkpoint")
-                raise KeyboardInterrupt
+        try:
+            for update in updates(feed, plans, per_step, start, world.rank):
+                if watch.ended_early:
+                    break
+                metrics = train_step(trainee, update, progress.step, steps)
+                ended = time.monotonic()
+                progress, began = advanced(progress, plans, update, metrics, ended - began), ended
+                stopping = world.any(stop.requested)
+                began += watch.after_update(progress, metrics, update.position.epoch, stopping=stopping)
+                if stopping:
+                    world.wait()
+                    console.print(f"train: stopped after step {progress.step} of {steps}, with a checkpoint")
+                    raise KeyboardInterrupt
+        except (ServerError, ArtifactError):  # the next states can't be had: nothing is wrong with the draft
+            watch.keep(progress)
+            raise
 
     # ---- What came out ------------------------------------------------------------------------------
     if not world.is_first:
         return None
-    figures = figures_of(list(read_journal(log_path, LogLine)), progress, draft) | feed.figures()
-    tokens = config.train.epochs * sum(outline.num_tokens for outline in feed.outlines)
-    speed = Speed(tokens_per_s=tokens / progress.seconds)
+    figures = figures_of(list(read_journal(config.training_log_path, LogLine)), progress, draft)
+    figures |= {"validation": validation_figures(watch.validations, steps)} | feed.figures()
+    speed = Speed(tokens_per_s=tokens_before(plans, feed.outlines, progress) / progress.seconds)
+    seconds = progress.seconds + sum(one.seconds for one in watch.validations)
     manifest = manifest_of(
-        "train", settings=settings, inputs=inputs, figures=figures, seconds=progress.seconds, speed=speed
+        "train", settings=settings, inputs=inputs, figures=figures, seconds=seconds, speed=speed
     )
     write_manifest(directory, manifest)
     return manifest
@@ -195,13 +158,19 @@ def trainee_of(config: RunConfig, world: World) -> Trainee:
     )
 
 
+ASIDE = (
+    *("checkpoint_steps", "keep_checkpoints", "log_steps", "trackers"),
+    *("parallel", "processes", "stream", "stream_spool_mib"),
+)
+"""Settings of training that its weights don't depend on: how often and where it is logged and saved, which
+processes share the work, how its states come."""
+
+
 def train_settings(config: RunConfig) -> dict[str, Any]:
-    """What the trained weights depend on: everything but how often it is logged and saved, and the processes
-    that share the work."""
-    aside = ("checkpoint_steps", "log_steps", "parallel", "processes", "stream", "stream_spool_mib")
+    """What the trained weights depend on."""
     return {
         "draft": config.draft,
-        "train": {k: v for k, v in msgspec.structs.asdict(config.train).items() if k not in aside},
+        "train": {k: v for k, v in msgspec.structs.asdict(config.train).items() if k not in ASIDE},
         "seed": config.seed,
         "verifier": config.verifier.model,
         "aux_layers": config.extract.aux_layers,
@@ -224,32 +193,9 @@ def advanced(
     )
 
 
-@contextlib.contextmanager
-def kept(keep: Callable[[], None]) -> Iterator[None]:
-    """Keep what was learned when the states of the next step can't be had: nothing is wrong with it."""
-    try:
-        yield
-    except (ServerError, ArtifactError):
-        keep()
-        raise
-
-
-@contextlib.contextmanager
-def stop_signals(*, patient: bool = False) -> Iterator[Stop]:
-    """Note SIGINT and SIGTERM instead of being cut off; a second one ends at once.
-
-    `patient`: it doesn't; torchrun passes on to its processes what they may have been sent already.
-    """
-    stop = Stop()
-
-    def note(*_: object) -> None:
-        if stop.requested and not patient:
-            raise KeyboardInterrupt
-        stop.requested = True
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def tokens_before(plans: list[list[list[int]]], outlines: Sequence[Outline], progress: Progress) -> int:
+    """Tokens that were trained on so far, over all epochs."""
+    done = [*itertools.chain(*plans[: progress.epoch])]
+    if progress.index:
+        done += plans[progress.epoch][: progress.index]
+    return sum(outlines[number].num_tokens for batch in done for number in batch)

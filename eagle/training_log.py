@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -19,7 +19,6 @@ from synthgen.corpus.files import written_aside
 from synthgen.corpus.journal import read_journal
 from synthgen.corpus.records import Record
 
-LOG_NAME = "train_log.jsonl"
 END_SHARE = 0.1
 """The first and the last tenth of the steps give the figures of the start and of the end."""
 
@@ -55,10 +54,19 @@ def no_metrics(steps: int) -> StepMetrics:
     )
 
 
-class LogLine(Record, frozen=True, kw_only=True):
-    """One line of the training log: the steps since the line before."""
+class Line(Record, frozen=True, kw_only=True):
+    """A line of a log."""
 
     step: int
+    """Updates that were done when it was written."""
+
+
+L = TypeVar("L", bound=Line)
+
+
+class LogLine(Line, frozen=True, kw_only=True):
+    """One line of the training log: the steps since the line before."""
+
     steps: int
     epoch: int
     loss: float
@@ -128,9 +136,14 @@ class Window:
     started: float = field(default_factory=time.monotonic)
 
 
-def cut_log(path: Path, step: int) -> None:
-    """Drop the log's lines after `step`: those steps are done again."""
-    kept = [line for line in read_journal(path, LogLine) if line.step <= step]
+def read_log(path: Path, kind: type[L], step: int) -> list[L]:
+    """A log's lines up to `step`: the steps after it are done again."""
+    return [line for line in read_journal(path, kind) if line.step <= step]
+
+
+def cut_log(path: Path, kind: type[L], step: int) -> None:
+    """Drop a log's lines after `step`."""
+    kept = read_log(path, kind, step)
     with written_aside(path) as aside:
         aside.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in kept))
 
@@ -163,9 +176,10 @@ def log_line(window: Window, step: int, epoch: int, rate: float) -> LogLine:
 
 def note_of(line: LogLine) -> str:
     """What stands behind the progress bar."""
+    hits = "/".join(f"{share:.0%}".removesuffix("%") for share in line.accuracy)
     return (
-        f"loss {line.loss:.3f}, predicted acceptance {line.acceptance_predicted:.2f}, "
-        f"{line.targets_per_s:,.0f} supervised tok/s"
+        f"loss {line.loss:.3f}, hits {hits} %, predicted acceptance {line.acceptance_predicted:.2f}, "
+        f"{line.targets_per_s:,.0f} targets/s"
     )
 
 

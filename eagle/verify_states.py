@@ -9,12 +9,14 @@ anew through transformers and compares them tap by tap; that alone sees aux laye
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
+from eagle.extract import wanted_samples
 from eagle.reference import load_reference, reference_states
 from eagle.shards import ShardEntry, read_index, read_shard, verify_shard
 from eagle.states import SampleStates
@@ -27,7 +29,7 @@ from synthgen.corpus.console import bar
 from synthgen.corpus.journal import read_journal
 from synthgen.corpus.manifest import require_manifest
 from synthgen.corpus.records import Record
-from synthgen.corpus.samples import DatasetRow, Sample, read_samples
+from synthgen.corpus.samples import DatasetRow, Sample
 from synthgen.corpus.verifier_files import hub_model, local_directory, shape_of
 from synthgen.errors import ArtifactError
 
@@ -91,7 +93,7 @@ def verify_states(config: RunConfig, checks: Checks) -> StatesReport:
     """
     require_manifest(config.dataset_path, "synthgen mix CONFIG")
     require_manifest(config.states_path, "eagle extract CONFIG")
-    samples = {s.id: s for s in read_samples(config.train_path, config.extract.max_seq_tokens)}
+    samples = {sample.id: sample for sample in wanted_samples(config)}
     problems: list[str] = []
     entries = read_index(config.states_path)
     picked = spread(sorted(samples), checks.samples)
@@ -188,7 +190,8 @@ def _probe(config: RunConfig, close: list[SampleStates], live: bool) -> Probe | 
 def _greedy_next(config: RunConfig, wanted: set[str]) -> dict[str, list[int | None]]:
     """The token after each one of greedy samples, where the verifier chose it itself."""
     chosen = {}
-    for row in read_journal(config.train_path, DatasetRow):
+    sides = (config.train_path, config.validation_path)
+    for row in itertools.chain.from_iterable(read_journal(side, DatasetRow) for side in sides):
         if row.id in wanted and row.sampling is not None and row.sampling.temperature == 0:
             after: list[int | None] = [None] * len(row.token_ids)
             for span in row.spans:

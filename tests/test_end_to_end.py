@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from eagle.checkpoint import load_weights
 from eagle.draft import Draft, build_draft, unroll
-from eagle.export import newest
+from eagle.export import chosen
 from eagle.loss import VerifierHead, target_logits, verifier_head
 from eagle.prefill import take_states
 from eagle.shards import read_all
@@ -39,7 +39,7 @@ from synthgen.client.launch import capturing, started
 from synthgen.client.replies import ChatReply
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.journal import read_journal, write_journal
-from synthgen.corpus.manifest import read_manifest
+from synthgen.corpus.manifest import read_manifest, require_manifest
 from synthgen.corpus.records import Sampling, SeedPrompt, Timing, Trace, prompt_key
 from synthgen.corpus.samples import DatasetRow, Origin
 from synthgen.corpus.settings import load_config
@@ -289,12 +289,13 @@ def test_rows_are_the_traces_as_they_were_sampled(dataset: list[DatasetRow], tra
 def test_states_cover_the_dataset_once(line: Line, dataset: list[DatasetRow], traces: list[Trace]) -> None:
     """Of a captured reply all but its last token, of a prefilled row all; in several shards, none twice.
 
-    The spool keeps what the dataset left out.
+    Those that are held out of training are among them. The spool keeps what the dataset left out.
     """
+    rows = [*dataset, *read_journal(line.config.validation_path, DatasetRow)]
     found = {sample.sample_id: sample.token_ids_T.tolist() for sample in read_all(line.config.states_path)}
-    assert found == {row.id: list(row.token_ids[: -1 if row.states_file else None]) for row in dataset}
-    assert {row.origin for row in dataset if row.states_file} == {Origin.NATIVE}
-    assert {row.origin for row in dataset if not row.states_file} == {Origin.VERBATIM}
+    assert found == {row.id: list(row.token_ids[: -1 if row.states_file else None]) for row in rows}
+    assert {row.origin for row in rows if row.states_file} == {Origin.NATIVE}
+    assert {row.origin for row in rows if not row.states_file} == {Origin.VERBATIM}
     assert len(list(line.config.states_path.glob("states-*.safetensors"))) > 1
     left_out = {trace.states_file for trace in traces if trace.states_file and trace.id not in found}
     assert {path.name for path in line.config.spool_path.glob("*")} == left_out
@@ -384,6 +385,11 @@ def _verifier_head(config: RunConfig) -> VerifierHead:
     return verifier_head(weights, 1e-6, whole, torch.float32, torch.device("cpu"))
 
 
+def trained_checkpoint(config: RunConfig) -> Path:
+    """The one that is exported."""
+    return chosen(config.checkpoints_path, require_manifest(config.checkpoints_path, "eagle train"))[0]
+
+
 def test_acceptance_counted_live_is_what_the_trained_draft_proposes(
     line: Line, capture_url: str, spool: Path
 ) -> None:
@@ -395,7 +401,7 @@ def test_acceptance_counted_live_is_what_the_trained_draft_proposes(
     replies = _ask(capture_url, config, _heldout(config), GREEDY, kv_transfer_params={"states": "all"})
     weights, vocab = read_weights(Path(config.verifier.model)), load_vocab(config.vocab_path)
     draft = build_draft(config.draft, weights, vocab, config.seed)
-    load_weights(newest(config.checkpoints_path), draft)
+    load_weights(trained_checkpoint(config), draft)
     drafts = accepted = 0
     for reply in replies:
         captured = asyncio.run(take_states(spool / (reply.kv_transfer_params or {})["states_file"]))

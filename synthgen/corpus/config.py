@@ -173,6 +173,21 @@ class RunConfig(Section, frozen=True, kw_only=True):
         return self.run_path / "draft" / "checkpoints"
 
     @property
+    def training_log_path(self) -> Path:
+        """One line every `train.log_steps`."""
+        return self.run_path / "draft" / "train_log.jsonl"
+
+    @property
+    def validation_log_path(self) -> Path:
+        """One line every validation."""
+        return self.run_path / "draft" / "validation_log.jsonl"
+
+    @property
+    def tensorboard_path(self) -> Path:
+        """The same for TensorBoard."""
+        return self.run_path / "draft" / "tensorboard"
+
+    @property
     def export_path(self) -> Path:
         """The draft as a server loads it."""
         return self.run_path / "draft" / "export"

@@ -156,6 +156,13 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     """The draft head starts as the verifier's rows, or as init_from's; frozen keeps it there."""
     checkpoint_steps: int
     """Steps between checkpoints; the last step always has one."""
+    keep_checkpoints: int
+    """The newest so many are kept, and besides them the one that validated best."""
+    validate_steps: int
+    """Steps between validations on the samples that are held out, if mix.heldout_fraction leaves any; the
+    last step always has one."""
+    patience: int | None
+    """Validations in a row without a new best acceptance length after which training ends; null: never."""
     log_steps: int
     stream: bool
     """Whether a capturing server makes the hidden states while they are trained on, anew in each epoch, and
@@ -163,6 +170,9 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     stream_spool_mib: int
     """Room for streamed states, in MiB, for each process: those asked for, in the spool and in memory, until
     they are trained on. While a sample is read or a batch packed, its states are there twice."""
+    trackers: tuple[Literal["tensorboard", "trackio", "wandb"], ...]
+    """Where the log's numbers go besides the log: tensorboard writes draft/tensorboard; wandb stays offline
+    unless WANDB_MODE says otherwise."""
 
     def __post_init__(self) -> None:
         positive(
@@ -177,6 +187,8 @@ class TrainConfig(Section, frozen=True, kw_only=True):
             "learning_rate",
             "grad_clip_norm",
             "checkpoint_steps",
+            "keep_checkpoints",
+            "validate_steps",
             "log_steps",
             "stream_spool_mib",
         )
@@ -184,6 +196,10 @@ class TrainConfig(Section, frozen=True, kw_only=True):
             raise ValueError(
                 f"batches_per_step {self.batches_per_step} is no multiple of processes {self.processes}"
             )
+        if self.patience is not None:
+            positive(self, "patience")
+        if len(set(self.trackers)) < len(self.trackers):
+            raise ValueError(f"trackers {list(self.trackers)} has one twice")
         if not 0 <= self.warmup_fraction < 1:
             raise ValueError(f"warmup_fraction {self.warmup_fraction} is not in [0, 1)")
         if self.max_seq_tokens > self.batch_tokens:

@@ -21,8 +21,8 @@ TRACE_BYTES_PER_TOKEN = 14
 """A journal's line: seven digits and a comma for each id, and six of text."""
 ADAM_BYTES = 12
 """A trained parameter in a checkpoint: float32 weight and two float32 moments."""
-CHECKPOINTS = 3
-"""Two are kept while the next is written."""
+FORWARD_SHARE = 1 / 3
+"""What a validated token takes of the time of a trained one: a forward pass, and no gradients."""
 
 
 def plan(config: RunConfig, *, free: int | None = None) -> Plan:
@@ -103,10 +103,11 @@ def _native_share(config: RunConfig) -> float:
 
 
 def _dataset_rows(config: RunConfig, replies: Replies) -> tuple[int, str]:
-    """Rows that are trained on, and where the figure is from."""
+    """Rows that are trained on or held out, and where the figure is from."""
     made = read_manifest(config.dataset_path)
     if made is not None:
-        return made.figures["rows"], f"{made.figures['rows']:,} rows of the dataset"
+        rows = made.figures["rows"] + made.figures["heldout_rows"]
+        return rows, f"{rows:,} rows of the dataset"
     native = _native_share(config)
     if not native or native > 1 - 1e-6:
         return replies.count, str(replies)
@@ -167,24 +168,40 @@ def _streamed(config: RunConfig, rows: int, tokens: int, why: str, rates: Rates)
     )
 
 
+def _heldout_rows(config: RunConfig, rows: int) -> int:
+    """How many of the dataset's rows are held out of training."""
+    made = read_manifest(config.dataset_path)
+    return made.figures["heldout_rows"] if made else round(rows * config.mix.heldout_fraction)
+
+
 def _train(config: RunConfig, extract: StagePlan, hidden: int, rates: Rates) -> StagePlan:
-    epochs = config.train.epochs
-    once = extract.tokens // epochs if config.train.stream else extract.tokens
-    tokens = once * epochs
+    train = config.train
+    held_rows = _heldout_rows(config, extract.rows)
+    once = extract.tokens // train.epochs if train.stream else extract.tokens
+    held = round(once * held_rows / max(extract.rows, 1))
+    tokens = (once - held) * train.epochs
+    updates = math.ceil(tokens / (train.batch_tokens * train.batches_per_step))
+    validations = math.ceil(updates / train.validate_steps) if held else 0
+    validated = validations * held
     trained = trained_parameters(config, hidden)
+    checkpoints = train.keep_checkpoints + 1 + (held > 0)
     return StagePlan(
         name="train",
-        rows=extract.rows,
+        rows=extract.rows - held_rows,
         tokens=tokens,
-        disk_bytes=CHECKPOINTS * trained * ADAM_BYTES,
+        disk_bytes=checkpoints * trained * ADAM_BYTES,
         starts=0,
         load_s=0.0,
-        work_s=tokens / rates.train.value,
+        work_s=(tokens + FORWARD_SHARE * validated) / rates.train.value,
         measured=rates.train.measured,
         formulas={
-            "tokens": f"{once:,} tokens × train.epochs {epochs}",
-            "disk": f"{CHECKPOINTS} checkpoints × {trained:,} trained parameters × {ADAM_BYTES} bytes",
-            "work": f"{tokens:,} tokens / {rates.train.value:,.0f} a second",
+            "tokens": f"{once - held:,} tokens × train.epochs {train.epochs}"
+            + (f"; {held:,} more are held out" if held else ""),
+            "disk": f"{checkpoints} checkpoints (train.keep_checkpoints, {'best, ' if held else ''}and the "
+            f"next) × {trained:,} trained parameters × {ADAM_BYTES} bytes",
+            "work": f"({tokens:,} tokens"
+            + (f" + a third of {validations:,} validations × {held:,}" if held else "")
+            + f") / {rates.train.value:,.0f} a second",
         },
     )
 

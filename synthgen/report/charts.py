@@ -51,6 +51,15 @@ class Marker:
     text: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One of several lines of a chart."""
+
+    name: str
+    kind: str
+    points: Sequence[tuple[float, float]]
+
+
 def number(value: float) -> str:
     """A number as people read it: 1,234; 120k; 1.5M; 0.25."""
     for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
@@ -149,6 +158,26 @@ def line(
     path = " ".join(f"{_n(_x(x, px))},{_n(_y(y, py))}" for px, py in points)
     drawn = f'<polyline class="line {kind}" points="{path}"/>'
     return _svg(title, description, _axes(x, y) + drawn + (_mark(x, y, marker) if marker else ""))
+
+
+def curves(title: str, shown: Sequence[Curve], x: Axis, y: Axis) -> str:
+    """Several lines on the same axes, named above the plot."""
+    description = " ".join(
+        f"{curve.name}: {y.label} from {number(curve.points[0][1])} at {number(curve.points[0][0])} to "
+        f"{number(curve.points[-1][1])} at {number(curve.points[-1][0])} ({x.label})."
+        for curve in shown
+    )
+    drawn, right = "", WIDTH
+    for curve in reversed(shown):
+        right -= len(curve.name) * LETTER + 22
+        path = " ".join(f"{_n(_x(x, px))},{_n(_y(y, py))}" for px, py in curve.points)
+        drawn = (
+            f'<polyline class="line {curve.kind}" points="{path}"/>'
+            f'<rect class="{curve.kind}" x="{right}" y="6" width="10" height="4"/>'
+            + _label(right + 14, 12, "start", curve.name)
+            + drawn
+        )
+    return _svg(title, description, _axes(x, y) + drawn)
 
 
 def sparkline(title: str, counts: Sequence[int]) -> str:

@@ -11,6 +11,7 @@ from synthgen.corpus.config import RunConfig
 from synthgen.corpus.manifest import FILE_NAME, Manifest, read_manifest
 from synthgen.errors import ArtifactError, ConfigError
 from synthgen.report.census import CorpusFigures, FailureFigures, census
+from synthgen.report.training import TrainingFigures, training_figures
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -87,6 +88,7 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     failures: tuple[FailureFigures, ...]
     screen: ScreenFigures | None
     mix: MixFigures | None
+    training: TrainingFigures | None
     stages: tuple[StageFigures, ...]
 
 
@@ -113,6 +115,7 @@ def run_figures(config: RunConfig) -> RunFigures:
         failures=failures,
         screen=_of(manifests, config.screen_path, ScreenFigures),
         mix=_of(manifests, config.dataset_path, MixFigures),
+        training=training_figures(config),
         stages=tuple(_stage(config, path, manifest) for path, manifest in manifests.items()),
     )
 

@@ -9,6 +9,7 @@ from synthgen.corpus.files import written_aside
 from synthgen.report import sections
 from synthgen.report.figures import RunFigures
 from synthgen.report.page import page
+from synthgen.report.training import training
 
 FILE_NAME = "report.html"
 
@@ -29,6 +30,7 @@ def report_html(config: RunConfig, figures: RunFigures) -> str:
             ("Failures", sections.failures(figures)),
             ("Vocabulary coverage", sections.vocabulary(figures)),
             ("Throughput", sections.speed(figures)),
+            ("Training", training(figures.training)),
             ("What ran", sections.stages(figures)),
         ),
     )

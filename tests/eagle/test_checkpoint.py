@@ -45,7 +45,7 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     """Weights, optimizer tensors, random state and the place in the data are as they were."""
     draft, optimizers = updated(tmp_path)
     torch.manual_seed(5)
-    path = save_checkpoint(tmp_path / "c", draft, optimizers, at(7))
+    path = save_checkpoint(tmp_path / "c", draft, optimizers, at(7), keep=2)
     expected = torch.rand(3)
     other, its_optimizers = pair(tmp_path)
     assert load_checkpoint(path, other, its_optimizers) == at(7)
@@ -60,7 +60,7 @@ def test_everything_comes_back(tmp_path: Path) -> None:
 
 def test_only_safetensors_and_json(tmp_path: Path) -> None:
     """Nothing in a checkpoint could run code when it is read."""
-    path = save_checkpoint(tmp_path / "c", *updated(tmp_path), at(7))
+    path = save_checkpoint(tmp_path / "c", *updated(tmp_path), at(7), keep=2)
     assert path.name == "step-00000007"
     assert sorted(p.name for p in path.iterdir()) == [
         "optimizer.safetensors",
@@ -73,8 +73,18 @@ def test_the_newest_two_are_kept(tmp_path: Path) -> None:
     """Of steps 4, 12 and 100, written in turn, the first is dropped; order is by step."""
     made = updated(tmp_path)
     for step in (4, 12, 100):
-        save_checkpoint(tmp_path / "c", *made, at(step))
+        save_checkpoint(tmp_path / "c", *made, at(step), keep=2)
     assert [p.name for p in checkpoints(tmp_path / "c")] == ["step-00000012", "step-00000100"]
+
+
+def test_the_best_is_kept_besides_the_newest(tmp_path: Path) -> None:
+    """Step 4 while it is the best; when 12 is, 4 goes."""
+    made = updated(tmp_path)
+    for step, best in ((4, 4), (8, 4), (12, 4)):
+        save_checkpoint(tmp_path / "c", *made, at(step), keep=1, best=best)
+    assert [p.name for p in checkpoints(tmp_path / "c")] == ["step-00000004", "step-00000012"]
+    save_checkpoint(tmp_path / "c", *made, at(16), keep=1, best=12)
+    assert [p.name for p in checkpoints(tmp_path / "c")] == ["step-00000012", "step-00000016"]
 
 
 def test_a_half_written_one_does_not_count(tmp_path: Path) -> None:
@@ -82,13 +92,13 @@ def test_a_half_written_one_does_not_count(tmp_path: Path) -> None:
     leftover = tmp_path / "c" / ".step-00000009.123.tmp"
     leftover.mkdir(parents=True)
     assert checkpoints(tmp_path / "c") == []
-    save_checkpoint(tmp_path / "c", *updated(tmp_path), at(12))
+    save_checkpoint(tmp_path / "c", *updated(tmp_path), at(12), keep=2)
     assert [p.name for p in (tmp_path / "c").iterdir()] == ["step-00000012"]
 
 
 def test_another_drafts_weights_are_refused(tmp_path: Path) -> None:
     """The error names the tensor with both shapes, or the one that isn't there."""
-    path = save_checkpoint(tmp_path / "c", *updated(tmp_path), at(7))
+    path = save_checkpoint(tmp_path / "c", *updated(tmp_path), at(7), keep=2)
     with pytest.raises(ArtifactError, match=r"`lm_head\.weight` is \[20, 32\], .* has it \[10, 32\]"):
         load_weights(path, pair(tmp_path, vocab_size=10)[0])
     with pytest.raises(ArtifactError, match=r"`fc_norm\.0\.weight` is \[32\], .* has it not known"):
@@ -99,7 +109,7 @@ def test_another_drafts_weights_are_refused(tmp_path: Path) -> None:
 def test_damage_names_the_file(tmp_path: Path, name: str) -> None:
     """A torn file is reported with what to do, not as a traceback."""
     draft, optimizers = updated(tmp_path)
-    path = save_checkpoint(tmp_path / "c", draft, optimizers, at(7))
+    path = save_checkpoint(tmp_path / "c", draft, optimizers, at(7), keep=2)
     (path / name).write_bytes((path / name).read_bytes()[:20])
     with pytest.raises(ArtifactError, match=f"{name}: damaged: .*Remove {path} to go on from the one before"):
         load_checkpoint(path, draft, optimizers)
@@ -107,4 +117,4 @@ def test_damage_names_the_file(tmp_path: Path, name: str) -> None:
 
 def test_progress_alone_can_be_read(tmp_path: Path) -> None:
     """Exports state the step without loading the optimizer."""
-    assert load_progress(save_checkpoint(tmp_path / "c", *updated(tmp_path), at(7))) == at(7)
+    assert load_progress(save_checkpoint(tmp_path / "c", *updated(tmp_path), at(7), keep=2)) == at(7)

@@ -103,6 +103,20 @@ def test_states_that_came_with_the_replies_are_packed_without_a_server(tmp_path:
     assert require_states(config).complete
 
 
+def test_samples_that_are_held_out_have_states_too(tmp_path: Path) -> None:
+    """In the same shard, behind those that are trained on; nothing more is to do then."""
+    config = tiny_config(tmp_path)
+    write_verifier(Path(config.verifier.model))
+    traces = [captured(config, number) for number in range(5)]
+    write_dataset(config, traces[1:4], [traces[0], traces[4]])
+    made = extract(config)
+    (entry,) = read_index(config.states_path)
+    assert entry.sample_ids == ("seed01-0", "seed02-0", "seed03-0", "seed00-0", "seed04-0")
+    assert {states.file for states in read_all(config.states_path)} == {"states-00000.safetensors"}
+    assert not config.spool_path.exists()
+    assert extract(config) == made
+
+
 def test_files_of_other_replies_and_fresh_ones_stay(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

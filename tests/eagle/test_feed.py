@@ -82,7 +82,7 @@ def test_every_process_knows_the_whole_updates_samples() -> None:
     """An error names them all, whoever's batch it was."""
     for rank in (Rank(0, 2), Rank(1, 2)):
         found = updates(Numbered(5), PLANS, 2, START, rank)
-        assert [u.sample_ids for u in found] == [("0", "1", "2"), ("3", "4"), ("4", "3", "2"), ("1", "0")]
+        assert [u.samples for u in found] == [("0", "1", "2"), ("3", "4"), ("4", "3", "2"), ("1", "0")]
 
 
 def test_batches_that_processes_cannot_share_are_refused() -> None:

@@ -23,7 +23,8 @@ from eagle.loss import verifier_head
 from eagle.optim import build_optimizers
 from eagle.parallel import World
 from eagle.step import Objective, Trainee, train_step
-from eagle.train import stop_signals, train
+from eagle.stop import stop_signals
+from eagle.train import train
 from eagle.training_log import LogLine
 from eagle.vocab import load_vocab
 from synthgen.corpus.config import RunConfig
@@ -60,7 +61,7 @@ def update_of(config: RunConfig, *, aux: float | None = None) -> Update:
     return Update(
         position=Position(0, 0),
         num_batches=1,
-        sample_ids=batch.sample_ids,
+        samples=tuple(outline.place for outline in feed.outlines),
         totals_S=totals_S,
         batches=iter([batch]),
     )
@@ -204,15 +205,14 @@ def test_a_second_signal_ends_at_once() -> None:
 
 
 def test_a_loss_that_is_no_number_stops_before_the_update(tmp_path: Path) -> None:
-    """The error names step and samples, and no weight has changed."""
+    """The error names step, samples and their shards, and no weight has changed."""
     config = tiny_config(tmp_path)
     write_run(config, samples=2)
     trainee = trainee_of(config)
     draft = trainee.objective.draft
     before = {name: weight.clone() for name, weight in draft.named_parameters()}
-    with pytest.raises(
-        TrainingError, match=r"step 4 \(epoch 0, batch 0\): loss nan, .*samples seed00-0, seed01-0"
-    ):
+    blamed = r"samples seed00-0 in states-00000\.safetensors, seed01-0 in states-00001\.safetensors\."
+    with pytest.raises(TrainingError, match=rf"step 4 \(epoch 0, batch 0\): loss nan, .*{blamed}"):
         train_step(trainee, update_of(config, aux=torch.inf), 3, 10)
     assert all(torch.equal(before[name], weight) for name, weight in draft.named_parameters())
 

@@ -60,6 +60,20 @@ def test_a_sound_set_has_no_problems(run: RunConfig) -> None:
     assert (report.probe.against, report.probe.samples, report.probe.agreement) == ("greedy replies", 8, 1.0)
 
 
+def test_samples_that_are_held_out_are_looked_at_too(tmp_path: Path) -> None:
+    """All fifteen, also against their greedy replies; one whose states are gone is missed."""
+    config = tiny_config(tmp_path)
+    write_run(config, heldout=3)
+    report = verify_states(config, Checks(samples=15, live=False, reference=False))
+    assert (report.samples, report.problems) == (15, ())
+    assert report.probe is not None
+    assert (report.probe.samples, report.probe.agreement) == (15, 1.0)
+    index = config.states_path / "index.jsonl"
+    index.write_bytes(b"".join(index.read_bytes().splitlines(keepends=True)[:-1]))
+    (problem,) = verify_states(config, OFFLINE).problems
+    assert problem == "1 samples of the dataset have no states, the first is seed14-0"
+
+
 def test_what_is_looked_at_is_spread_over_the_whole_dataset() -> None:
     """Sixteen of 31 ids reach from the first to the last but one; no more than there are."""
     ids = [f"{number:02}" for number in range(31)]

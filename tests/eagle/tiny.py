@@ -6,6 +6,7 @@ token's row of the head, its aux states are fixed random projections of the curr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -58,9 +59,13 @@ SETTINGS = {
     "train.grad_clip_norm": "1.0",
     "train.head": "trained",
     "train.checkpoint_steps": "4",
+    "train.keep_checkpoints": "2",
+    "train.validate_steps": "3",
+    "train.patience": "null",
     "train.log_steps": "2",
     "train.stream": "false",
     "train.stream_spool_mib": "1",
+    "train.trackers": "[]",
 }
 
 
@@ -137,19 +142,25 @@ def write_verifier(directory: Path) -> None:
     (directory / "config.json").write_bytes(msgspec.json.encode(shape))
 
 
-def write_run(config: RunConfig, samples: int = 12) -> None:
-    """Everything that training reads: verifier, traces, states and vocabulary, with their manifests."""
+def write_run(config: RunConfig, samples: int = 12, heldout: int = 0) -> None:
+    """Everything that training reads: verifier, traces, states and vocabulary, with their manifests.
+
+    `heldout` samples more are held out of training.
+    """
     write_verifier(Path(config.verifier.model))
-    traces = [trace(number, prompt=3 + number % 3, output=8 + number) for number in range(samples)]
-    write_dataset(config, traces)
+    traces = [
+        trace(number, prompt=3 + number % 3, output=8 + number % 12) for number in range(samples + heldout)
+    ]
+    write_dataset(config, traces[:samples], traces[samples:])
     write_states(config, traces)
     make_vocab(config)
 
 
-def write_dataset(config: RunConfig, traces: list[Trace]) -> None:
+def write_dataset(config: RunConfig, traces: list[Trace], heldout: Sequence[Trace] = ()) -> None:
     """A dataset of all these traces, as `synthgen mix` leaves it."""
     config.dataset_path.mkdir(parents=True)
     write_journal(config.train_path, [row_of(one) for one in traces])
+    write_journal(config.validation_path, [row_of(one) for one in heldout])
     write_manifest(config.dataset_path, manifest_of("mix", settings={}, inputs={}, figures={}, seconds=1.0))
 
 

@@ -136,7 +136,7 @@ class Run:
 def configured(
     demo_values: dict[str, Any], write_config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Any:
-    """A function that gives the demo's config with a section `mix` of these values.
+    """A function that gives the demo's config with a section `mix` of these values, by default none held out.
 
     The replies of the second part lie where the test runs.
     """
@@ -145,7 +145,7 @@ def configured(
         Path(name).write_text(name)
 
     def config(**changes: Any) -> RunConfig:
-        demo_values["mix"] |= changes
+        demo_values["mix"] |= {"heldout_fraction": 0.0} | changes
         return load_config(write_config(demo_values))
 
     return config

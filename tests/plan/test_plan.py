@@ -24,8 +24,9 @@ GIB = 1 << 30
 
 
 def kimi(tmp_path: Path, *overrides: str) -> RunConfig:
-    """The production run on prompts of a single turn, with no earlier stage measured."""
-    return load_config(KIMI, (f"run_dir={tmp_path / 'run'}", single_turn(tmp_path), *overrides))
+    """The production run on prompts of a single turn, none held out, with no earlier stage measured."""
+    everything = "mix.heldout_fraction=0"
+    return load_config(KIMI, (f"run_dir={tmp_path / 'run'}", single_turn(tmp_path), everything, *overrides))
 
 
 def single_turn(tmp_path: Path) -> str:
@@ -71,6 +72,32 @@ def test_streamed_states_take_the_spools_room_and_are_made_each_epoch(tmp_path: 
         "× train.epochs 10: with train.stream anew in each, while training"
     )
     assert states.starts == 1
+
+
+def test_samples_that_are_held_out_are_extracted_and_validated(tmp_path: Path) -> None:
+    """Of 1,000 samples 50 aren't trained on; five validations of 102,400 tokens take a third of the time."""
+    made = plan(kimi(tmp_path, "mix.heldout_fraction=0.05"))
+    extract, train = made.stage("extract"), made.stage("train")
+    assert (extract.rows, extract.tokens) == (1000, 2_048_000)
+    assert (train.rows, train.tokens) == (950, 10 * 1_945_600)
+    assert train.formulas["work"] == (
+        "(19,456,000 tokens + a third of 5 validations × 102,400) / 12,320 a second"
+    )
+    assert train.work_s == pytest.approx((19_456_000 + 512_000 / 3) / 12_320)
+    parameters = train.disk_bytes / 12
+    assert plan(kimi(tmp_path)).stage("train").disk_bytes == parameters * 12 * 3 / 4  # no best one is kept
+
+
+def test_a_dataset_that_is_there_says_what_is_held_out(tmp_path: Path) -> None:
+    """90 rows and 10: all have states, 90 are trained on."""
+    config = kimi(tmp_path)
+    figures = {"rows": 90, "heldout_rows": 10}
+    write_manifest(
+        config.dataset_path, manifest_of("mix", settings={}, inputs={}, figures=figures, seconds=1)
+    )
+    made = plan(config)
+    assert (made.stage("extract").rows, made.stage("train").rows) == (100, 90)
+    assert made.stage("train").tokens == 10 * 90 * 2048
 
 
 def test_each_figure_has_its_formula_and_json_has_the_figures(tmp_path: Path) -> None:

@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synthgen.report.charts import (
+    Curve,
     Marker,
     columns,
+    curves,
     even_axis,
     height_axis,
     line,
@@ -135,3 +137,23 @@ def test_nothing_is_drawn_outside(counts: list[int], first: int) -> None:
         left = {"start": x, "middle": x - width / 2, "end": x - width}[text.get("text-anchor") or ""]
         assert left >= -7
         assert left + width <= 360
+
+
+def test_curves_share_axes_and_are_named() -> None:
+    """One across the whole plot, one that ends in its middle; names stand above, from the right."""
+    shown = [
+        Curve(name="training", kind="plain", points=[(0, 0), (10, 4)]),
+        Curve(name="held out", kind="response", points=[(0, 4), (5, 2)]),
+    ]
+    svg = curves("Loss", shown, even_axis("updates", 0, 10), height_axis("loss", 4))
+    root = ET.fromstring(svg)
+    lines = [(found.get("class"), found.get("points")) for found in root.iter("polyline")]
+    assert lines == [("line plain", "52,170 346,24"), ("line response", "52,24 199,97")]
+    assert [(rect.get("class"), rect.get("x")) for rect in root.iter("rect")] == [
+        ("plain", "204"),
+        ("response", "282"),
+    ]
+    assert texts(svg)[-2:] == ["training", "held out"]
+    assert root.findtext("desc") == (
+        "training: loss from 0 at 0 to 4 at 10 (updates). held out: loss from 4 at 0 to 2 at 5 (updates)."
+    )

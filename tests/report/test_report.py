@@ -38,6 +38,7 @@ SECTIONS = [
     "Failures",
     "Vocabulary coverage",
     "Throughput",
+    "Training",
     "What ran",
 ]
 
@@ -142,6 +143,12 @@ def fill(config: RunConfig) -> None:
     blend = {"rows": 1, "tokens": 900, "thinking_tokens": 0, "response_tokens": 400, "tool_tokens": 0}
     parts = {"native": {"train": native, "heldout": {}}, "blend": {"train": blend, "heldout": {}}}
     note(config.dataset_path, "mix", {"parts": parts})
+    config.training_log_path.parent.mkdir(parents=True)
+    config.training_log_path.write_text(
+        '{"step":10,"loss":4.5,"acceptance_predicted":1.25,"rate":1}\n'
+        '{"step":20,"loss":3.5,"acceptance_predicted":2.5,"rate":1}\n'
+    )
+    config.validation_log_path.write_text('{"step":20,"loss":3.75,"whole":{"length":2.25}}\n')
 
 
 def test_a_full_run_has_every_section(config: RunConfig) -> None:
@@ -171,6 +178,8 @@ def test_a_full_run_has_every_section(config: RunConfig) -> None:
         "Counted over 7 output tokens of 2 traces (all 2), which use 4 different ids. vocab.size is 512.",
         "temperature 0.7, top_p 0.95, max_tokens 8, thinking on",
         "engine vllm 0.32.0",
+        "Best of 1 validations: acceptance length 2.25 after 20 updates.",
+        "training: loss from 4.5 at 10 to 3.5 at 20 (updates).",
         "All stages together: 1 h 33 min.",
     ):
         assert said in told

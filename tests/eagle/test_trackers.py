@@ -1,0 +1,80 @@
+"""Where the log's numbers go: TensorBoard's own reader reads them back."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
+    EventAccumulator,
+)
+
+from eagle.checkpoint import checkpoints
+from eagle.train import train
+from synthgen.corpus.config import RunConfig
+from synthgen.corpus.manifest import read_manifest, write_manifest
+from synthgen.errors import ConfigError
+from tests.eagle.test_train import log_of
+from tests.eagle.test_watch import validations
+from tests.eagle.tiny import tiny_config, write_run
+
+
+def scalars(config: RunConfig, name: str) -> list[tuple[int, float]]:
+    """Steps and values of one curve."""
+    events = EventAccumulator(str(config.tensorboard_path))
+    events.Reload()
+    return [(event.step, event.value) for event in events.Scalars(name)]
+
+
+def same_as(found: list[tuple[int, float]], expected: dict[int, float]) -> None:
+    """Each step once, in order; event files hold float32."""
+    assert [step for step, _ in found] == list(expected)
+    assert [value for _, value in found] == pytest.approx(list(expected.values()))
+
+
+def test_event_files_hold_the_logs_numbers_once(tmp_path: Path) -> None:
+    """Also after a run was killed behind its fourth step and did the others again."""
+    config = tiny_config(tmp_path, train__trackers="[tensorboard]", train__validate_steps="4")
+    write_run(config, heldout=3)
+    for killed in (False, True):
+        if killed:
+            manifest = read_manifest(config.checkpoints_path)
+            assert manifest is not None
+            write_manifest(config.checkpoints_path, msgspec.structs.replace(manifest, complete=False))
+            shutil.rmtree(checkpoints(config.checkpoints_path)[-1])
+        train(config)
+        same_as(scalars(config, "train/loss"), {line.step: line.loss for line in log_of(config)})
+        lengths = {one.step: one.whole.length for one in validations(config)}
+        assert list(lengths) == [4, 8]
+        same_as(scalars(config, "heldout/acceptance_length"), lengths)
+        by_span = {one.step: one.by_kind["thinking"].length for one in validations(config)}
+        same_as(scalars(config, "heldout_by_span/thinking"), by_span)
+        assert [step for step, _ in scalars(config, "train/accuracy_3")] == [2, 4, 6, 8]
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "wanted"),
+    [
+        ("tensorboard", "torch.utils.tensorboard", r"pip install 'synthgen\[train\]'"),
+        ("trackio", "trackio", "pip install trackio"),
+        ("wandb", "wandb", "pip install wandb"),
+    ],
+)
+def test_a_package_that_is_missing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str, wanted: str
+) -> None:
+    """Before anything is read, with what to install."""
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigError, match=rf"train\.trackers has {name}, .*{wanted}, or take it out"):
+        train(tiny_config(tmp_path, train__trackers=f"[{name}]"))
+
+
+def test_a_tracker_that_is_unknown_or_there_twice_is_refused(tmp_path: Path) -> None:
+    """When the config is read."""
+    with pytest.raises(ConfigError, match="mlflow"):
+        tiny_config(tmp_path, train__trackers="[mlflow]")
+    with pytest.raises(ConfigError, match=r"trackers \['wandb', 'wandb'\] has one twice"):
+        tiny_config(tmp_path, train__trackers="[wandb, wandb]")
