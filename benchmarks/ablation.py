@@ -10,6 +10,7 @@ server: `synthgen run`, or `eagle accept`, with the same overrides.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,31 +19,32 @@ import torch
 import typer
 
 from benchmarks.fixed_traces import prepare, smollm2_config
-from eagle.batches import Document, Position, find_targets, join_all, pack
+from eagle.batches import Position
 from eagle.feed import Rank, ShardFeed, plans_of, updates
-from eagle.loss import predicted_acceptance, prefix_counts
 from eagle.parallel import World
-from eagle.shards import read_all
 from eagle.step import Objective, Trainee, train_step
 from eagle.train import trainee_of
+from eagle.validate import Acceptance, HeldOut, validate
 from synthgen.corpus.config import RunConfig
-from synthgen.corpus.samples import read_samples
 
+BASE = ("extract.max_seq_tokens=512", "train.max_seq_tokens=512", "train.epochs=1")
 CACHE = Path(__file__).parent.parent / ".cache/fixed-traces"
 
 
-def judged(objective: Objective, documents: list[Document], draft_tokens: int) -> dict[str, Any]:
-    """Predicted acceptance length on held-out documents, and the rate of each position."""
-    hits, slots = torch.zeros(draft_tokens), torch.zeros(draft_tokens)
-    for number, document in enumerate(documents):
-        batch = pack([document], Position(0, number))
-        targets = find_targets(batch, draft_tokens)
-        with torch.no_grad():
-            _, _, hits_SP = objective(batch, targets, torch.ones(draft_tokens))
-        hit_S, slot_S = prefix_counts(hits_SP, targets)
-        hits += hit_S
-        slots += slot_S
-    return {"acceptance": predicted_acceptance(hits, slots), "positions": (hits / slots).tolist()}
+def ready(run_dir: Path, traces: Path) -> RunConfig:
+    """A run of the traces, with all that training reads."""
+    config = smollm2_config(run_dir, *BASE)
+    prepare(config, traces)
+    return config
+
+
+def judged(trainee: Trainee, config: RunConfig, draft_tokens: int) -> Acceptance:
+    """What the draft gets right of held-out samples, `draft_tokens` at a time, however it was trained."""
+    settings = msgspec.structs.replace(config.train, ttt_steps=draft_tokens)
+    heldout = HeldOut.of(msgspec.structs.replace(config, train=settings))
+    assert heldout is not None
+    objective = Objective(trainee.objective.draft, trainee.objective.verifier, settings)
+    return validate(replace(trainee, objective=objective, engine=objective), heldout, 0).whole
 
 
 def trained(config: RunConfig, show: int = 50) -> tuple[Trainee, dict[str, float]]:
@@ -71,20 +73,13 @@ def main(
 ) -> None:
     """Train and judge every variant; the last line is JSON."""
     torch.set_num_threads(2)
-    base = ("extract.max_seq_tokens=512", "train.max_seq_tokens=512", "train.epochs=1")
-    prepare(smollm2_config(run_dir, *base), traces)
-    heldout = smollm2_config(run_dir / "heldout", *base)
-    documents = join_all(
-        read_all(heldout.states_path), {s.id: s for s in read_samples(heldout.train_path, 512)}, 512
-    )
+    ready(run_dir, traces)
     results: dict[str, Any] = {}
     for one in variant:
         name, _, overrides = one.partition("=")
-        config = smollm2_config(run_dir, *base, *filter(None, overrides.split(",")))
+        config = smollm2_config(run_dir, *BASE, *filter(None, overrides.split(",")))
         trainee, figures = trained(config)
-        judge = msgspec.structs.replace(config.train, ttt_steps=draft_tokens)
-        objective = Objective(trainee.objective.draft, trainee.objective.verifier, judge)
-        results[name] = figures | judged(objective, documents, draft_tokens)
+        results[name] = figures | msgspec.to_builtins(judged(trainee, config, draft_tokens))
         print(f"{name}: {msgspec.json.encode(results[name]).decode()}", flush=True)
     print(msgspec.json.encode(results).decode())
 
