@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from eagle.attention import Starts
 from eagle.draft import HEAD_NAME, Draft, unroll
 from eagle.loss import CHUNK_LOGITS
+from eagle.muon import ITERATIONS, Muon
 from eagle.optim import Optimizers, build_optimizers
 from eagle.train import DTYPES
 from synthgen.corpus.config import RunConfig
@@ -35,8 +36,6 @@ STATE_BYTES = 2
 """A batch's states are bfloat16, however they are stored."""
 LOGIT_COPIES = 3
 """In float32 while a chunk's loss is taken: logits, probabilities, and one in between."""
-NEWTON_SCHULZ_STEPS = 5
-"""torch's Muon."""
 ADAM_MOMENTS, MUON_MOMENTS = 2, 1
 
 
@@ -186,8 +185,8 @@ def optimizer_flops(optimizers: Optimizers) -> int:
     For a matrix of m × n, m ≤ n, each of five steps takes X·Xᵀ, its square and a product with X:
     4·m²·n + 2·m³.
     """
-    shapes = [sorted(p.shape) for p in _of_kind(optimizers, torch.optim.Muon)]
-    return sum(NEWTON_SCHULZ_STEPS * (4 * m * m * n + 2 * m**3) for m, n in shapes)
+    shapes = [sorted(p.shape) for p in _of_kind(optimizers, Muon)]
+    return sum(ITERATIONS * (4 * m * m * n + 2 * m**3) for m, n in shapes)
 
 
 def memory_of(

@@ -212,7 +212,8 @@ def test_batches_that_processes_cannot_share_are_refused_once(tmp_path: Path) ->
     config.run_path.mkdir()
     assert codes(started(3, train_aloud, config)) == [2, 2, 2]
     text = "".join(said(config, 3))
-    assert text == "error: train.batches_per_step 4 is no multiple of the 3 processes: set it to 6\n"
+    said_it = "error: train.batches_per_step 4 is no multiple of the 3 processes: set it to 6\n"
+    assert text.count("error:") == text.count(said_it) == 1
 
 
 def muon_on_parts(path: Path) -> None:
