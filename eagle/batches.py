@@ -96,8 +96,6 @@ class Batch:
     final_TH: torch.Tensor
     next_kind_T: torch.Tensor
     starts: Starts
-    sample_ids: tuple[str, ...]
-    position: Position
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on `device`."""
@@ -214,7 +212,7 @@ def plan_epoch(lengths: list[int], batch_tokens: int, seed: int, epoch: int) -> 
     return plan
 
 
-def pack(documents: list[Document], position: Position) -> Batch:
+def pack(documents: list[Document]) -> Batch:
     """Lay documents end to end."""
     lengths = [len(d.token_ids_T) for d in documents]
     return Batch(
@@ -223,8 +221,6 @@ def pack(documents: list[Document], position: Position) -> Batch:
         final_TH=torch.cat([_final_TH(d.states) for d in documents]),
         next_kind_T=torch.cat([d.next_kind_T for d in documents]),
         starts=tuple(itertools.accumulate(lengths, initial=0)),
-        sample_ids=tuple(d.sample_id for d in documents),
-        position=position,
     )
 
 
@@ -236,8 +232,6 @@ def blank_batch(tokens: int, hidden_size: int) -> Batch:
         final_TH=torch.zeros(tokens, hidden_size),
         next_kind_T=torch.full((tokens,), Kind.RESPONSE, dtype=torch.uint8),
         starts=(0, tokens),
-        sample_ids=(),
-        position=Position(0, 0),
     )
 
 

@@ -160,7 +160,7 @@ def updates(
     ]
     mine = [(at, cut[n]) for at, cut in cuts for n in own if n < len(cut)]
     feed.prepare(mine)
-    packed = ahead((pack(feed.documents(numbers), at) for at, numbers in mine), AHEAD)
+    packed = ahead((pack(feed.documents(numbers)) for _, numbers in mine), AHEAD)
     in_turn = _released(feed, packed, mine)
     try:
         for at, cut in cuts:

@@ -173,6 +173,13 @@ def _summed(bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     return summed
 
 
+def let_go(module: nn.Module) -> None:
+    """Keep only this process's parts of the weights again, after passes that no backward followed: FSDP2
+    leaves the gathered ones, in what they compute in, as the module's parameters."""
+    if hasattr(module, "reshard"):
+        module.reshard()  # type: ignore[operator]
+
+
 @contextlib.contextmanager
 def accumulating(module: nn.Module, *, last: bool) -> Iterator[None]:
     """A pass that adds to this process's gradients; the `last` of an update sums them over all processes.

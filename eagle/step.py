@@ -122,10 +122,14 @@ def _accumulate(trainee: Trainee, batch: Batch, totals_S: torch.Tensor) -> StepM
 def _take_part(trainee: Trainee) -> None:
     """The passes of a process that has no batch of an update: of a blank one, which weighs nothing of an
     endless whole, so that its gradients are zero."""
+    _accumulate(trainee, *blank_of(trainee))
+
+
+def blank_of(trainee: Trainee) -> tuple[Batch, torch.Tensor]:
+    """A blank batch for a process that has none, and the weight of an endless whole `[S]`."""
     hidden_size = trainee.objective.verifier.embedding_VH.shape[1]
     batch = blank_batch(trainee.config.ttt_steps + 2, hidden_size).to(trainee.world.device)
-    totals_S = torch.full((trainee.config.ttt_steps,), torch.inf, device=trainee.world.device)
-    _accumulate(trainee, batch, totals_S)
+    return batch, torch.full((trainee.config.ttt_steps,), torch.inf, device=trainee.world.device)
 
 
 def _with_last(batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
@@ -153,10 +157,6 @@ def _require_finite(metrics: StepMetrics, step: int, update: Update) -> None:
         f"{metrics.loss}, gradient norm {metrics.grad_norm}; samples {', '.join(update.samples)}. Nothing "
         f"of this step was applied: check their states, or lower train.learning_rate"
     )
-
-
-def _place(sample_id: str, file: str) -> str:
-    return f"{sample_id} in {file}"
 
 
 def _by_kind(hits_P: torch.Tensor, kind_P: torch.Tensor) -> dict[str, list[int]]:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle.batches import Position, join, pack
+from eagle.batches import join, pack
 from eagle.precision import FP8, dequantize, quantize
 from eagle.prefill import kept_finals
 from eagle.states import SampleStates
@@ -95,10 +95,7 @@ def test_a_batch_has_the_same_targets_however_finals_are_kept(dtype: str) -> Non
     """Every target finds its final state; the others are zeros that nobody reads."""
     states_T4H = torch.randn(8, 4, 16, generator=torch.Generator().manual_seed(1)).bfloat16()
     whole, few = (
-        pack(
-            [join(captured(states_T4H, states_dtype=dtype, final_states=kept), SAMPLE, 64)] * 2,
-            Position(0, 0),
-        )
+        pack([join(captured(states_T4H, states_dtype=dtype, final_states=kept), SAMPLE, 64)] * 2)
         for kept in ("all", "supervised")
     )
     targets = whole.next_kind_T.nonzero().flatten()

@@ -54,7 +54,7 @@ def update_of(config: RunConfig, *, aux: float | None = None) -> Update:
     """All samples of a written run as one batch; with `aux` all their aux states are that."""
     feed = ShardFeed(config)
     numbers = list(range(len(feed.outlines)))
-    batch = pack(feed.documents(numbers), Position(0, 0))
+    batch = pack(feed.documents(numbers))
     if aux is not None:
         batch = dataclasses.replace(batch, aux_T3H=torch.full_like(batch.aux_T3H, aux))
     totals_S = torch.tensor([outline.target_weights for outline in feed.outlines]).sum(0)
