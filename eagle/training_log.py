@@ -194,8 +194,8 @@ def figures_of(lines: list[LogLine], progress: Progress, draft: Draft) -> dict[s
 
     return {
         "steps": progress.step,
-        "loss_first": _mean([line.loss for line in first]),
-        "loss_last": _mean([line.loss for line in last]),
+        "loss_first": _loss_over(first),
+        "loss_last": _loss_over(last),
         "first_and_last_are_over": f"{END_SHARE:.0%} of the steps each",
         "acceptance_predicted": over_targets([line.acceptance_predicted for line in last]),
         "accuracy": [over_targets(list(c)) for c in zip(*(line.accuracy for line in last), strict=True)],
@@ -205,6 +205,11 @@ def figures_of(lines: list[LogLine], progress: Progress, draft: Draft) -> dict[s
         "parameters": sum(p.numel() for p in draft.parameters()),
         "parameters_trained": sum(p.numel() for p in draft.parameters() if p.requires_grad),
     }
+
+
+def _loss_over(lines: list[LogLine]) -> float:
+    """The mean over all steps of some lines."""
+    return sum(line.loss * line.steps for line in lines) / sum(line.steps for line in lines)
 
 
 def _ending_within(lines: list[LogLine], steps: float) -> list[LogLine]:
