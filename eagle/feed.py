@@ -95,14 +95,9 @@ class Update:
 
 
 class ShardFeed(Feed):
-    """Documents that are trained on, whose states lie in shards, memory-mapped.
-
-    Raises ArtifactError when a shard is damaged.
-    """
+    """Documents that are trained on, whose states lie in shards, memory-mapped."""
 
     def __init__(self, config: RunConfig) -> None:
-        for entry in read_index(config.states_path):
-            verify_shard(config.states_path, entry)
         self._documents = read_documents(config, config.train_path)
         train = config.train
         self._outlines = [
@@ -118,6 +113,12 @@ class ShardFeed(Feed):
     def documents(self, numbers: Sequence[int]) -> list[Document]:
         """Documents by number; their states are views of the files."""
         return [self._documents[number] for number in numbers]
+
+
+def verify_shards(config: RunConfig, rank: Rank) -> None:
+    """Raise ArtifactError when a shard is damaged; each process reads some of them."""
+    for entry in read_index(config.states_path)[rank.number :: rank.world]:
+        verify_shard(config.states_path, entry)
 
 
 def read_documents(config: RunConfig, dataset: Path) -> list[Document]:

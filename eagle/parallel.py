@@ -90,14 +90,15 @@ def joined(config: TrainConfig) -> Iterator[World]:
         return
     console.quiet = number > 0
     store, _, _ = next(rendezvous("env://"))
-    with _said_once(store):
-        device = device_of(config, int(os.environ.get("LOCAL_RANK", "0")))
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        dist.init_process_group(BACKENDS[device.type], store=store, rank=number, world_size=world)
-        try:
+    try:
+        with _said_once(store):  # inside: what is wrong is claimed before the others find this process gone
+            device = device_of(config, int(os.environ.get("LOCAL_RANK", "0")))
+            if device.type == "cuda":
+                torch.cuda.set_device(device)
+            dist.init_process_group(BACKENDS[device.type], store=store, rank=number, world_size=world)
             yield World(Rank(number, world), device)
-        finally:
+    finally:
+        if dist.is_initialized():
             dist.destroy_process_group()
 
 

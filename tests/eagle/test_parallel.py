@@ -243,6 +243,16 @@ def test_batches_that_processes_cannot_share_are_refused_once(tmp_path: Path) ->
     assert text.count("error:") == text.count(said_it) == 1
 
 
+def test_a_damaged_shard_is_said_once(tmp_path: Path) -> None:
+    """Each of two processes reads half of the shards: the second finds it, both end."""
+    config = written(tmp_path, **SIX)
+    path = config.states_path / "states-00001.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    assert codes(started(2, train_aloud, config)) == [2, 2]
+    text = "".join(said(config, 2))
+    assert text.count("error:") == text.count("states-00001.safetensors: sha256 is") == 1, text
+
+
 def muon_on_parts(path: Path) -> None:
     """One update of matrices that two processes keep parts of; the first writes what came out."""
     dist.init_process_group("gloo")
