@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from eagle.checkpoint import Progress
-from eagle.training_log import LogLine, StepMetrics, figures_of, no_metrics, packed, summed, unpacked
+from eagle.training_log import LogLine, StepMetrics, figures_of, unpacked
 
 KINDS = ("thinking", "response", "tool")
 FOUND = StepMetrics(
@@ -20,23 +20,10 @@ FOUND = StepMetrics(
 )
 
 
-def test_packed_metrics_come_back() -> None:
+def test_an_updates_numbers_are_its_metrics() -> None:
     """Seventeen numbers; a kind that wasn't seen stays away."""
-    numbers = packed(FOUND, KINDS)
-    assert numbers == [1.5, 1.0, 2.0, 3, 1, 5, 4, 3, 1, 5, 3, 1, 2, 0, 0, 2, 3]
+    numbers = [1.5, 1.0, 2.0, 3, 1, 5, 4, 3, 1, 5, 3, 1, 2, 0, 0, 2, 3]
     assert unpacked(numbers, KINDS, 2, 2.0) == FOUND
-
-
-def test_sums_of_packed_metrics_are_metrics_of_the_sum() -> None:
-    """As if the batches of two processes had been one's."""
-    twice = [2 * number for number in packed(FOUND, KINDS)]
-    assert unpacked(twice, KINDS, 2, 2.0) == summed([FOUND, FOUND], 2.0)
-
-
-def test_no_batch_adds_nothing() -> None:
-    """Whether it is alone or beside others."""
-    assert summed([no_metrics(2), FOUND], 2.0) == FOUND
-    assert summed([no_metrics(2)], 0.0) == no_metrics(2)
 
 
 def test_first_and_last_loss_are_means_over_steps() -> None:
