@@ -147,11 +147,17 @@ def plans_of(config: RunConfig, outlines: Sequence[Outline]) -> list[list[list[i
 
 
 def updates(
-    feed: Feed, plans: list[list[list[int]]], batches_per_step: int, start: Position, rank: Rank
+    feed: Feed,
+    plans: list[list[list[int]]],
+    batches_per_step: int,
+    start: Position,
+    rank: Rank,
+    *,
+    pinned: bool = False,
 ) -> Generator[Update, None, None]:
     """All updates in order, from the one that begins at `start` on.
 
-    Batches are made ahead on a thread; it ends with this generator.
+    Batches are made ahead on a thread, `pinned` for a GPU; it ends with this generator.
     """
     own = rank.own(batches_per_step)
     cuts = [
@@ -161,7 +167,8 @@ def updates(
     ]
     mine = [(at, cut[n]) for at, cut in cuts for n in own if n < len(cut)]
     feed.prepare(mine)
-    packed = ahead((pack(feed.documents(numbers)) for _, numbers in mine), AHEAD)
+    made = (pack(feed.documents(numbers)) for _, numbers in mine)
+    packed = ahead((batch.pinned() for batch in made) if pinned else made, AHEAD)
     in_turn = _released(feed, packed, mine)
     try:
         for at, cut in cuts:

@@ -113,8 +113,9 @@ def train_in(world: World, config: RunConfig) -> Manifest | None:
     ):
         start = Position(progress.epoch, progress.index)
         began = time.monotonic()
+        pinned = world.device.type == "cuda"
         try:
-            for update in updates(feed, plans, per_step, start, world.rank):
+            for update in updates(feed, plans, per_step, start, world.rank, pinned=pinned):
                 if watch.ended_early:
                     break
                 metrics = train_step(trainee, update, progress.step, steps)

@@ -155,7 +155,8 @@ def test_packing_keeps_tokens_states_and_starts() -> None:
     assert batch.token_ids_T.tolist() == [0, 1, 0, 1, 2]
     assert batch.starts == (0, 2, 5)
     assert batch.aux_T3H[2].flatten().tolist() == [0.0, 1.0, 2.0]
-    assert batch.final_TH.flatten().tolist() == [3.0, 7.0, 3.0, 7.0, 11.0]
+    assert find_targets(batch, 1).targets_P.tolist() == [3]
+    assert batch.final_PH.flatten().tolist() == [7.0]
     assert batch.next_kind_T.tolist() == [2, 0, 2, 2, 0]
 
 
@@ -166,6 +167,7 @@ def test_an_outline_weighs_the_targets_that_a_batch_finds(kinds: list[int], step
     weights = SpanWeights(thinking=1.0, response=2.0, tool=4.0)
     batch = batch_of(kinds)
     targets = find_targets(batch, steps)
+    assert len(batch.final_PH) == len(targets.targets_P)
     weight_P = kind_weights(weights)[batch.next_kind_T[targets.targets_P].long()]
     outline = outline_of("s", batch.next_kind_T, weights, steps)
     assert outline.num_tokens == len(kinds)
