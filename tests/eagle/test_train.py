@@ -125,10 +125,14 @@ def test_a_gpu_makes_the_updates_of_the_cpu(tmp_path: Path) -> None:
     """Three of many documents, in float32: the same targets, and losses and norms but for rounding."""
     config = tiny_config(tmp_path)
     write_run(config)
-    on_cpu, on_gpu = (
-        [train_step(made, update_of(config), step, 3) for step in range(3)]
-        for made in (trainee_of(config), trainee_of(config, device=torch.device("cuda")))
-    )
+    ours, theirs = trainee_of(config, device=torch.device("cuda")), trainee_of(config)
+
+    def pinned() -> Update:
+        update = update_of(config)
+        return dataclasses.replace(update, batches=(batch.pinned() for batch in update.batches))
+
+    on_gpu = [train_step(ours, pinned(), step, 3) for step in range(3)]
+    on_cpu = [train_step(theirs, update_of(config), step, 3) for step in range(3)]
     for found, expected in zip(on_gpu, on_cpu, strict=True):
         assert found.losses == pytest.approx(expected.losses, rel=1e-4)
         assert found.grad_norm == pytest.approx(expected.grad_norm, rel=1e-3)
