@@ -83,26 +83,31 @@ class Position:
     index: int
 
 
+TENSORS = ("token_ids_T", "aux_T3H", "final_PH", "next_kind_T")
+"""Of a batch."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """Documents end to end.
 
-    token_ids_T `[T]`, aux_T3H `[T, 3, H]`, final_TH `[T, H]` (before the verifier's final norm),
-    next_kind_T `[T]`; `starts` has each document's first token, and T at the end.
+    token_ids_T `[T]`, aux_T3H `[T, 3, H]`, next_kind_T `[T]`; final_PH `[P, H]`, of the targets, before the
+    verifier's final norm; `starts` has each document's first token, and T at the end.
     """
 
     token_ids_T: torch.Tensor
     aux_T3H: torch.Tensor
-    final_TH: torch.Tensor
+    final_PH: torch.Tensor
     next_kind_T: torch.Tensor
     starts: Starts
-    sample_ids: tuple[str, ...]
-    position: Position
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on `device`."""
-        names = ("token_ids_T", "aux_T3H", "final_TH", "next_kind_T")
-        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+        """The same batch on `device`; a pinned one is copied while the CPU goes on."""
+        return replace(self, **{name: getattr(self, name).to(device, non_blocking=True) for name in TENSORS})
+
+    def pinned(self) -> Batch:
+        """The same batch in memory that a GPU copies from by itself."""
+        return replace(self, **{name: getattr(self, name).pin_memory() for name in TENSORS})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,17 +219,15 @@ def plan_epoch(lengths: list[int], batch_tokens: int, seed: int, epoch: int) -> 
     return plan
 
 
-def pack(documents: list[Document], position: Position) -> Batch:
+def pack(documents: list[Document]) -> Batch:
     """Lay documents end to end."""
     lengths = [len(d.token_ids_T) for d in documents]
     return Batch(
         token_ids_T=torch.cat([d.token_ids_T for d in documents]),
         aux_T3H=torch.cat([d.states.aux.read() for d in documents]),
-        final_TH=torch.cat([_final_TH(d.states) for d in documents]),
+        final_PH=torch.cat([_final_PH(d) for d in documents]),
         next_kind_T=torch.cat([d.next_kind_T for d in documents]),
         starts=tuple(itertools.accumulate(lengths, initial=0)),
-        sample_ids=tuple(d.sample_id for d in documents),
-        position=position,
     )
 
 
@@ -233,21 +236,16 @@ def blank_batch(tokens: int, hidden_size: int) -> Batch:
     return Batch(
         token_ids_T=torch.zeros(tokens, dtype=torch.long),
         aux_T3H=torch.zeros(tokens, 3, hidden_size),
-        final_TH=torch.zeros(tokens, hidden_size),
+        final_PH=torch.zeros(tokens - 1, hidden_size),
         next_kind_T=torch.full((tokens,), Kind.RESPONSE, dtype=torch.uint8),
         starts=(0, tokens),
-        sample_ids=(),
-        position=Position(0, 0),
     )
 
 
-def _final_TH(states: SampleStates) -> torch.Tensor:
-    """The final states at all tokens, zero where they weren't kept."""
-    kept_FH = states.final.read()
-    if len(kept_FH) == len(states.token_ids_T):
-        return kept_FH
-    final_TH = kept_FH.new_zeros(len(states.token_ids_T), kept_FH.shape[-1])
-    return final_TH.index_copy_(0, states.final_at_F, kept_FH)
+def _final_PH(document: Document) -> torch.Tensor:
+    """The final states of the targets; `join` has seen that they are there."""
+    kept_FH, at_F = document.states.final.read(), document.states.final_at_F
+    return kept_FH[torch.searchsorted(at_F, document.targets_P)]
 
 
 def find_targets(batch: Batch, steps: int) -> Targets:

@@ -58,10 +58,14 @@ def save_checkpoint(
     """Write one checkpoint; return its path.
 
     All processes call it, since each may have a part of the tensors; one of them `writes`. The `keep` newest
-    and the one of step `best` are left; older ones and what a killed process left aside go.
+    and the one of step `best` are left; older ones and what a killed process left aside go. Raises TypeError
+    when the draft's weights aren't its float32 masters.
     """
     path = checkpoint_path(directory, progress.step)
-    weights = _on_cpu(dict(draft.named_parameters()), keep=writes)
+    masters = dict(draft.named_parameters())
+    if lower := [f"{name} {p.dtype}" for name, p in masters.items() if p.dtype != torch.float32]:
+        raise TypeError(f"{path}: only float32 masters make a checkpoint, not {', '.join(lower)}")
+    weights = _on_cpu(masters, keep=writes)
     state = _on_cpu(optimizers.state() | {RANDOM_STATE: torch.get_rng_state()}, keep=writes)
     if not writes:
         return path

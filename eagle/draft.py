@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from eagle.attention import Starts, ttt_attention
+from eagle.draft_files import HEAD
 from eagle.rotary import rotary_tables, rotate
 from eagle.verifier import VerifierWeights
 from eagle.vocab import VocabMap
@@ -28,7 +29,6 @@ HEAD_ROWS_AT_ONCE = 1024
 """Of the verifier's head, while a fresh draft's is made: 30 MB in float32 for Kimi-K2.5."""
 INIT_LOGIT_STD = 2.0
 """Spread of a fresh draft's logits at a random state."""
-HEAD_NAME = "lm_head.weight"
 
 
 class RMSNorm(nn.Module):
@@ -182,10 +182,17 @@ def unroll(
     steps: int,
 ) -> torch.Tensor:
     """`draft.forward` computed in `dtype`: each float32 master weight is cast once for all steps."""
-    cast = {name: weight.to(dtype) for name, weight in draft.named_parameters() if name != HEAD_NAME}
+    cast = {name: weight.to(dtype) for name, weight in draft.named_parameters() if name != HEAD}
     inputs = (aux_T3H.to(dtype), embeddings_TH.to(dtype), slots_N, starts, steps)
     outputs: torch.Tensor = torch.func.functional_call(draft, cast, inputs)
     return outputs
+
+
+def empty_draft(config: DraftConfig, hidden_size: int, vocab_size: int) -> Draft:
+    """A draft whose float32 weights on the CPU are yet to be written."""
+    with torch.device("meta"):
+        draft = Draft(config, hidden_size, vocab_size)
+    return draft.to_empty(device="cpu")
 
 
 def build_draft(config: DraftConfig, verifier: VerifierWeights, vocab: VocabMap, seed: int) -> Draft:
@@ -196,9 +203,7 @@ def build_draft(config: DraftConfig, verifier: VerifierWeights, vocab: VocabMap,
     state gives logits with a spread of INIT_LOGIT_STD: a draft that begins confidently wrong spends its
     first hundred steps on unlearning that (SmolLM2: loss 8.5 after 40 steps, 5.8 with the scale).
     """
-    with torch.device("meta"):
-        draft = Draft(config, len(verifier.norm_H), vocab.size)
-    draft.to_empty(device="cpu")
+    draft = empty_draft(config, len(verifier.norm_H), vocab.size)
     generator = torch.Generator().manual_seed(seed)
     norm_H = verifier.norm_H.float()
     with torch.no_grad():

@@ -17,7 +17,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from eagle.attention import Starts
-from eagle.draft import HEAD_NAME, Draft, unroll
+from eagle.draft import Draft, unroll
+from eagle.draft_files import HEAD
 from eagle.loss import CHUNK_LOGITS
 from eagle.muon import ITERATIONS, Muon
 from eagle.optim import Optimizers, build_optimizers
@@ -163,7 +164,7 @@ def cast_bytes(draft: Draft, dtype: torch.dtype) -> int:
     """The weights of all but the head in `dtype`, where that isn't the masters' own."""
     if dtype is torch.float32:
         return 0
-    return dtype.itemsize * sum(p.numel() for name, p in draft.named_parameters() if name != HEAD_NAME)
+    return dtype.itemsize * sum(p.numel() for name, p in draft.named_parameters() if name != HEAD)
 
 
 def loss_flops(config: RunConfig, sizes: Sizes) -> dict[str, int]:

@@ -95,14 +95,9 @@ class Update:
 
 
 class ShardFeed(Feed):
-    """Documents that are trained on, whose states lie in shards, memory-mapped.
-
-    Raises ArtifactError when a shard is damaged.
-    """
+    """Documents that are trained on, whose states lie in shards, memory-mapped."""
 
     def __init__(self, config: RunConfig) -> None:
-        for entry in read_index(config.states_path):
-            verify_shard(config.states_path, entry)
         self._documents = read_documents(config, config.train_path)
         train = config.train
         self._outlines = [
@@ -118,6 +113,12 @@ class ShardFeed(Feed):
     def documents(self, numbers: Sequence[int]) -> list[Document]:
         """Documents by number; their states are views of the files."""
         return [self._documents[number] for number in numbers]
+
+
+def verify_shards(config: RunConfig, rank: Rank) -> None:
+    """Raise ArtifactError when a shard is damaged; each process reads some of them."""
+    for entry in read_index(config.states_path)[rank.number :: rank.world]:
+        verify_shard(config.states_path, entry)
 
 
 def read_documents(config: RunConfig, dataset: Path) -> list[Document]:
@@ -146,11 +147,17 @@ def plans_of(config: RunConfig, outlines: Sequence[Outline]) -> list[list[list[i
 
 
 def updates(
-    feed: Feed, plans: list[list[list[int]]], batches_per_step: int, start: Position, rank: Rank
+    feed: Feed,
+    plans: list[list[list[int]]],
+    batches_per_step: int,
+    start: Position,
+    rank: Rank,
+    *,
+    pinned: bool = False,
 ) -> Generator[Update, None, None]:
     """All updates in order, from the one that begins at `start` on.
 
-    Batches are made ahead on a thread; it ends with this generator.
+    Batches are made ahead on a thread, `pinned` for a GPU; it ends with this generator.
     """
     own = rank.own(batches_per_step)
     cuts = [
@@ -160,7 +167,8 @@ def updates(
     ]
     mine = [(at, cut[n]) for at, cut in cuts for n in own if n < len(cut)]
     feed.prepare(mine)
-    packed = ahead((pack(feed.documents(numbers), at) for at, numbers in mine), AHEAD)
+    made = (pack(feed.documents(numbers)) for _, numbers in mine)
+    packed = ahead((batch.pinned() for batch in made) if pinned else made, AHEAD)
     in_turn = _released(feed, packed, mine)
     try:
         for at, cut in cuts:

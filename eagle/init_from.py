@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from eagle.draft import Draft, build_draft
+from eagle.draft import Draft, build_draft, empty_draft
 from eagle.draft_files import EMBEDDING, HEAD, DraftFiles, known_tokens, read_draft
 from eagle.draft_fit import FLOATS, fit_of
 from eagle.taps import TapPoints
@@ -41,10 +41,12 @@ def init_inputs(config: RunConfig, *, begun: Manifest | None = None) -> dict[str
 
 
 def first_draft(config: RunConfig, verifier: VerifierWeights, vocab: VocabMap, *, fresh: bool) -> Draft:
-    """The run's draft before its first step. Unless `fresh` its weights are about to be overwritten by a
+    """The run's draft before its first step. Unless `fresh` its weights are yet to be written, by a
     checkpoint's, and a previous draft isn't read."""
+    if not fresh:
+        return empty_draft(config.draft, len(verifier.norm_H), vocab.size)
     draft = build_draft(config.draft, verifier, vocab, config.seed)
-    if fresh and config.train.init_from is not None:
+    if config.train.init_from is not None:
         _take_over(draft, read_draft(config.train.init_from), verifier, vocab)
     return draft
 

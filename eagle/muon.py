@@ -36,13 +36,18 @@ class Muon(torch.optim.Optimizer):
         self.rank, self.world = rank, world
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update of all matrices."""
+        """One update of all matrices, as many at a time as there are processes."""
         with torch.no_grad():
             for group in self.param_groups:
-                updates = self._orthogonal([self._momentum(matrix) for matrix in group["params"]])
-                for matrix, update in zip(group["params"], updates, strict=True):
-                    matrix.mul_(1 - group["lr"] * group["weight_decay"])
-                    matrix.add_(update, alpha=-group["lr"] * 0.2 * math.sqrt(max(matrix.shape)))
+                for low in range(0, len(group["params"]), self.world):
+                    self._update(group["params"][low : low + self.world], group["lr"], group["weight_decay"])
+
+    def _update(self, matrices: list[nn.Parameter], lr: float, weight_decay: float) -> None:
+        """One update of at most a matrix a process."""
+        updates = self._orthogonal([self._momentum(matrix) for matrix in matrices])
+        for matrix, update in zip(matrices, updates, strict=True):
+            matrix.mul_(1 - lr * weight_decay)
+            matrix.add_(update, alpha=-lr * 0.2 * math.sqrt(max(matrix.shape)))
 
     def _momentum(self, matrix: nn.Parameter) -> torch.Tensor:
         """Nesterov's, in bfloat16."""
@@ -56,12 +61,11 @@ class Muon(torch.optim.Optimizer):
         """Each matrix orthogonalised: by this process if it is its turn, else by another."""
         if self.world == 1:
             return [orthogonalised(momentum) for momentum in momenta]
-        turns = [number % self.world for number in range(len(momenta))]
         updates = []
-        for turn, momentum in zip(turns, momenta, strict=True):
+        for turn, momentum in enumerate(momenta):
             full = whole(momentum)
             updates.append(orthogonalised(full) if turn == self.rank else torch.empty_like(full))
-        for turn, update in zip(turns, updates, strict=True):
+        for turn, update in enumerate(updates):
             dist.broadcast(update, turn)
         return [part_like(m, update) for m, update in zip(momenta, updates, strict=True)]
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from eagle.draft import HEAD_NAME, Draft
+from eagle.draft import Draft
+from eagle.draft_files import HEAD
 from eagle.feed import Rank
 from eagle.muon import Muon
 from eagle.tensors import part_like
@@ -63,7 +64,7 @@ def build_optimizers(draft: Draft, config: TrainConfig, rank: Rank = ALONE) -> O
     """
     named = {name: p for name, p in draft.named_parameters() if p.requires_grad}
     if config.optimizer == "muon":
-        muon = [p for name, p in named.items() if p.ndim == 2 and name != HEAD_NAME]
+        muon = [p for name, p in named.items() if p.ndim == 2 and name != HEAD]
     else:
         muon = []
     taken = {id(p) for p in muon}

@@ -90,14 +90,15 @@ def joined(config: TrainConfig) -> Iterator[World]:
         return
     console.quiet = number > 0
     store, _, _ = next(rendezvous("env://"))
-    with _said_once(store):
-        device = device_of(config, int(os.environ.get("LOCAL_RANK", "0")))
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        dist.init_process_group(BACKENDS[device.type], store=store, rank=number, world_size=world)
-        try:
+    try:
+        with _said_once(store):  # inside: what is wrong is claimed before the others find this process gone
+            device = device_of(config, int(os.environ.get("LOCAL_RANK", "0")))
+            if device.type == "cuda":
+                torch.cuda.set_device(device)
+            dist.init_process_group(BACKENDS[device.type], store=store, rank=number, world_size=world)
             yield World(Rank(number, world), device)
-        finally:
+    finally:
+        if dist.is_initialized():
             dist.destroy_process_group()
 
 
@@ -171,6 +172,13 @@ def _summed(bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     reducing = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
     summed: torch.futures.Future[torch.Tensor] = reducing.then(lambda future: future.value()[0])
     return summed
+
+
+def let_go(module: nn.Module) -> None:
+    """Keep only this process's parts of the weights again, after passes that no backward followed: FSDP2
+    leaves the gathered ones, in what they compute in, as the module's parameters."""
+    if hasattr(module, "reshard"):
+        module.reshard()  # type: ignore[operator]
 
 
 @contextlib.contextmanager

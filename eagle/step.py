@@ -16,7 +16,7 @@ from eagle.loss import VerifierHead, prefix_counts, shares, step_losses, target_
 from eagle.optim import Optimizers, rate_at
 from eagle.parallel import World, accumulating
 from eagle.tensors import whole
-from eagle.training_log import StepMetrics, no_metrics, packed, summed, unpacked
+from eagle.training_log import StepMetrics, unpacked
 from synthgen.corpus.draft_sections import TrainConfig
 from synthgen.errors import TrainingError
 
@@ -41,7 +41,7 @@ class Objective(nn.Module):
         `totals_S`: the weight of the whole update's targets at each step.
         """
         with torch.no_grad():
-            says = target_logits(self.verifier, batch.final_TH[targets.targets_P])
+            says = target_logits(self.verifier, batch.final_PH)
         outputs_SNH = unroll(
             self.draft,
             self.verifier.head_VH.dtype,
@@ -85,47 +85,45 @@ def train_step(trainee: Trainee, update: Update, step: int, steps: int) -> StepM
     """
     config, device = trainee.config, trainee.world.device
     totals_S = update.totals_S.to(device)
-    parts = [no_metrics(config.ttt_steps)]
+    numbers = None
     for batch, last in _with_last(update.batches):
         with accumulating(trainee.engine, last=last):
-            parts.append(_accumulate(trainee, batch.to(device), totals_S))
-    if len(parts) == 1:
+            found = _accumulate(trainee, batch.to(device), totals_S)
+        numbers = found if numbers is None else numbers + found
+    if numbers is None:
         with accumulating(trainee.engine, last=True):
-            _take_part(trainee)
+            numbers = _take_part(trainee)
     weights = list(trainee.optimizers.named.values())
     norm = whole(nn.utils.get_total_norm([w.grad for w in weights if w.grad is not None]))
     nn.utils.clip_grads_with_norm_(weights, config.grad_clip_norm, norm)
-    metrics = _over_all(summed(parts, norm.item()), trainee.world, config.ttt_steps)
+    *own, grad_norm = torch.cat((numbers, norm.double()[None])).tolist()  # where a GPU is waited for
+    metrics = unpacked(trainee.world.sums(own), [*KINDS], config.ttt_steps, grad_norm)
     _require_finite(metrics, step, update)
     trainee.optimizers.step(rate_at(step, steps, config.warmup_fraction))
     return metrics
 
 
-def _accumulate(trainee: Trainee, batch: Batch, totals_S: torch.Tensor) -> StepMetrics:
-    """Add a batch's gradients to those that are there."""
+def _accumulate(trainee: Trainee, batch: Batch, totals_S: torch.Tensor) -> torch.Tensor:
+    """Add a batch's gradients to those that are there; return what `unpacked` reads, in float64."""
     targets = find_targets(batch, trainee.config.ttt_steps)
     total, losses_S, hits_SP = trainee.engine(batch, targets, totals_S)
     total.backward()
-    prefix_hits_S, prefix_slots_S = prefix_counts(hits_SP, targets)
-    return StepMetrics(
-        loss=total.item(),
-        grad_norm=0.0,
-        losses=losses_S.tolist(),
-        hits=hits_SP.sum(1).tolist(),
-        targets=targets.valid_SP.sum(1).tolist(),
-        prefix_hits=prefix_hits_S.tolist(),
-        prefix_slots=prefix_slots_S.tolist(),
-        first_hits_by_kind=_by_kind(hits_SP[0], batch.next_kind_T[targets.targets_P]),
-    )
+    counts = (hits_SP.sum(1), targets.valid_SP.sum(1), *prefix_counts(hits_SP, targets))
+    by_kind = _by_kind(hits_SP[0], batch.next_kind_T[targets.targets_P])
+    return torch.cat([x.double() for x in (total.detach()[None], losses_S, *counts, by_kind)])
 
 
-def _take_part(trainee: Trainee) -> None:
+def _take_part(trainee: Trainee) -> torch.Tensor:
     """The passes of a process that has no batch of an update: of a blank one, which weighs nothing of an
-    endless whole, so that its gradients are zero."""
+    endless whole, so that its gradients are zero. Nothing of it is counted."""
+    return torch.zeros_like(_accumulate(trainee, *blank_of(trainee)))
+
+
+def blank_of(trainee: Trainee) -> tuple[Batch, torch.Tensor]:
+    """A blank batch for a process that has none, and the weight of an endless whole `[S]`."""
     hidden_size = trainee.objective.verifier.embedding_VH.shape[1]
     batch = blank_batch(trainee.config.ttt_steps + 2, hidden_size).to(trainee.world.device)
-    totals_S = torch.full((trainee.config.ttt_steps,), torch.inf, device=trainee.world.device)
-    _accumulate(trainee, batch, totals_S)
+    return batch, torch.full((trainee.config.ttt_steps,), torch.inf, device=trainee.world.device)
 
 
 def _with_last(batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
@@ -138,13 +136,6 @@ def _with_last(batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
         held = following
 
 
-def _over_all(own: StepMetrics, world: World, steps: int) -> StepMetrics:
-    """The metrics of all processes from those of each; the gradient's norm is all processes' already."""
-    if world.rank.world == 1:
-        return own
-    return unpacked(world.sums(packed(own, [*KINDS])), [*KINDS], steps, own.grad_norm)
-
-
 def _require_finite(metrics: StepMetrics, step: int, update: Update) -> None:
     if math.isfinite(metrics.loss) and math.isfinite(metrics.grad_norm):
         return
@@ -155,14 +146,7 @@ def _require_finite(metrics: StepMetrics, step: int, update: Update) -> None:
     )
 
 
-def _place(sample_id: str, file: str) -> str:
-    return f"{sample_id} in {file}"
-
-
-def _by_kind(hits_P: torch.Tensor, kind_P: torch.Tensor) -> dict[str, list[int]]:
-    found = {}
-    for name, kind in KINDS.items():
-        of_kind_P = kind_P == kind
-        if count := int(of_kind_P.sum()):
-            found[name] = [int(hits_P[of_kind_P].sum()), count]
-    return found
+def _by_kind(hits_P: torch.Tensor, kind_P: torch.Tensor) -> torch.Tensor:
+    """Hits and targets of each of KINDS in turn."""
+    of_kinds_KP = torch.stack([kind_P == kind for kind in KINDS.values()])
+    return torch.stack(((of_kinds_KP & hits_P).sum(1), of_kinds_KP.sum(1)), dim=1).flatten()

@@ -1,22 +1,26 @@
 """Where the log's numbers go besides the log, for people to look at: TensorBoard, trackio, wandb.
 
 None of them needs a network or an account: TensorBoard and trackio write files, and wandb too unless
-WANDB_MODE says otherwise. What is read back by this program is the log alone.
+WANDB_MODE says otherwise. What is read back by this program is the log alone, so a tracker that fails is
+dropped and training goes on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
+import sqlite3
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from eagle.training_log import LogLine
 from eagle.validate import Validation
 from synthgen.corpus.config import RunConfig
+from synthgen.corpus.console import console
 from synthgen.corpus.manifest import digest
 from synthgen.errors import ConfigError
 
@@ -86,6 +90,41 @@ class Wandb:
         self._run.finish()
 
 
+class Dropped:
+    """A tracker that is left out from its first failure on, which one line tells of."""
+
+    def __init__(self, name: str, made: Callable[[], Tracker]) -> None:
+        self._name = name
+        self._failures: tuple[type[Exception], ...] = (OSError, sqlite3.Error, *_own_errors(name))
+        self._tracker: Tracker | None = None
+        with self._dropping():
+            self._tracker = made()
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        with self._dropping():
+            if self._tracker is not None:
+                self._tracker.log(step, values)
+
+    def close(self) -> None:
+        with self._dropping():
+            if self._tracker is not None:
+                self._tracker.close()
+
+    @contextlib.contextmanager
+    def _dropping(self) -> Iterator[None]:
+        try:
+            yield
+        except self._failures as error:
+            self._tracker = None
+            console.print(f"train.trackers: going on without {self._name}: {error!r}", markup=False)
+
+
+def _own_errors(name: str) -> tuple[type[Exception], ...]:
+    """The base of what the package raises where it has one, as wandb."""
+    error = getattr(_module(name), "Error", None)
+    return () if error is None else (error,)
+
+
 def require_trackers(config: RunConfig) -> None:
     """Raise ConfigError when a package that `train.trackers` asks for isn't there."""
     for name in config.train.trackers:
@@ -98,7 +137,7 @@ def trackers_of(config: RunConfig, step: int) -> Iterator[tuple[Tracker, ...]]:
     made: list[Tracker] = []
     with contextlib.ExitStack() as stack:
         for name in config.train.trackers:
-            made.append(_tracker(name, config, step))
+            made.append(Dropped(name, functools.partial(_tracker, name, config, step)))
             stack.callback(made[-1].close)
         yield tuple(made)
 

@@ -16,7 +16,7 @@ import torch
 
 from eagle.batches import Outline, Position
 from eagle.checkpoint import Progress, checkpoints, load_checkpoint
-from eagle.feed import Update, plans_of, updates
+from eagle.feed import Update, plans_of, updates, verify_shards
 from eagle.init_from import first_draft, init_inputs
 from eagle.loss import verifier_head
 from eagle.optim import build_optimizers
@@ -88,6 +88,9 @@ def train_in(world: World, config: RunConfig) -> Manifest | None:
 
     # ---- The data, and the order in which it is seen ------------------------------------------------
     with waiting("reading the dataset" if config.train.stream else "reading states"):
+        if not config.train.stream:
+            verify_shards(config, world.rank)
+            world.wait()  # until all are known to be whole
         feed = feed_of(config, world.rank)
         heldout = None if config.train.stream else HeldOut.of(config)
     plans = plans_of(config, feed.outlines)
@@ -110,8 +113,9 @@ def train_in(world: World, config: RunConfig) -> Manifest | None:
     ):
         start = Position(progress.epoch, progress.index)
         began = time.monotonic()
+        pinned = world.device.type == "cuda"
         try:
-            for update in updates(feed, plans, per_step, start, world.rank):
+            for update in updates(feed, plans, per_step, start, world.rank, pinned=pinned):
                 if watch.ended_early:
                     break
                 metrics = train_step(trainee, update, progress.step, steps)

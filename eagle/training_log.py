@@ -39,21 +39,6 @@ class StepMetrics(Record, frozen=True, kw_only=True):
     """Hits and targets of step 0, by what the predicted token is."""
 
 
-def no_metrics(steps: int) -> StepMetrics:
-    """What is seen of no batch, with `steps` training-time-test steps."""
-    none = [0] * steps
-    return StepMetrics(
-        loss=0.0,
-        grad_norm=0.0,
-        losses=[0.0] * steps,
-        hits=none,
-        targets=none,
-        prefix_hits=none,
-        prefix_slots=none,
-        first_hits_by_kind={},
-    )
-
-
 class Line(Record, frozen=True, kw_only=True):
     """A line of a log."""
 
@@ -81,30 +66,9 @@ class LogLine(Line, frozen=True, kw_only=True):
     targets_per_s: float
 
 
-def summed(parts: list[StepMetrics], grad_norm: float) -> StepMetrics:
-    """An update's metrics from its batches': every loss is a part of a mean over the whole update."""
-    kinds = {kind for part in parts for kind in part.first_hits_by_kind}
-    return StepMetrics(
-        loss=sum(part.loss for part in parts),
-        grad_norm=grad_norm,
-        losses=[sum(column) for column in zip(*(part.losses for part in parts), strict=True)],
-        hits=_sums([part.hits for part in parts]),
-        targets=_sums([part.targets for part in parts]),
-        prefix_hits=_sums([part.prefix_hits for part in parts]),
-        prefix_slots=_sums([part.prefix_slots for part in parts]),
-        first_hits_by_kind=_sums_by_kind(parts, kinds),
-    )
-
-
-def packed(metrics: StepMetrics, kinds: Sequence[str]) -> list[float]:
-    """All that is summed over processes, as numbers; `unpacked` reads them."""
-    by_kind = (metrics.first_hits_by_kind.get(kind, [0, 0]) for kind in kinds)
-    counts = (metrics.hits, metrics.targets, metrics.prefix_hits, metrics.prefix_slots, *by_kind)
-    return [metrics.loss, *metrics.losses, *itertools.chain(*counts)]
-
-
 def unpacked(numbers: Sequence[float], kinds: Sequence[str], steps: int, grad_norm: float) -> StepMetrics:
-    """The metrics that were packed, `grad_norm` beside them."""
+    """The metrics of an update from its numbers: the loss and each step's, hits, targets, prefix hits and
+    prefix slots of each step, and hits and targets of each kind."""
     rest = iter(numbers[1 + steps :])
     hits, targets, prefix_hits, prefix_slots = (_counts(rest, steps) for _ in range(4))
     by_kind = {kind: _counts(rest, 2) for kind in kinds}
@@ -194,8 +158,8 @@ def figures_of(lines: list[LogLine], progress: Progress, draft: Draft) -> dict[s
 
     return {
         "steps": progress.step,
-        "loss_first": _mean([line.loss for line in first]),
-        "loss_last": _mean([line.loss for line in last]),
+        "loss_first": _loss_over(first),
+        "loss_last": _loss_over(last),
         "first_and_last_are_over": f"{END_SHARE:.0%} of the steps each",
         "acceptance_predicted": over_targets([line.acceptance_predicted for line in last]),
         "accuracy": [over_targets(list(c)) for c in zip(*(line.accuracy for line in last), strict=True)],
@@ -205,6 +169,11 @@ def figures_of(lines: list[LogLine], progress: Progress, draft: Draft) -> dict[s
         "parameters": sum(p.numel() for p in draft.parameters()),
         "parameters_trained": sum(p.numel() for p in draft.parameters() if p.requires_grad),
     }
+
+
+def _loss_over(lines: list[LogLine]) -> float:
+    """The mean over all steps of some lines."""
+    return sum(line.loss * line.steps for line in lines) / sum(line.steps for line in lines)
 
 
 def _ending_within(lines: list[LogLine], steps: float) -> list[LogLine]:

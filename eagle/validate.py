@@ -12,6 +12,9 @@ Axes: D domains, K kinds, S steps, P targets, N slots, C the four counts.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,20 +25,21 @@ from eagle.batches import (
     Batch,
     Document,
     Kind,
-    Position,
     Targets,
     find_targets,
     outline_of,
     pack,
     plan_epoch,
 )
-from eagle.feed import read_documents
+from eagle.feed import AHEAD, Rank, ahead, read_documents
 from eagle.loss import by_slot, predicted_acceptance
-from eagle.step import Trainee
+from eagle.parallel import let_go
+from eagle.step import Trainee, blank_of
 from eagle.training_log import Line
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.records import Record
 from synthgen.corpus.samples import read_samples
+from synthgen.errors import TrainingError
 
 COUNTS = 4
 """Of slots at each step: whose tokens so far all hit, of how many; whose token hits, of how many."""
@@ -71,6 +75,8 @@ class HeldOut:
     documents: Sequence[Document]
     domains: Sequence[str]
     """Of each document."""
+    places: Sequence[str]
+    """What an error says of each document."""
     plan: list[list[int]]
     """Numbers of the documents in each batch."""
     totals_S: torch.Tensor
@@ -86,53 +92,78 @@ class HeldOut:
         documents = read_documents(config, config.validation_path)
         train = config.train
         outlines = [
-            outline_of(d.sample_id, d.next_kind_T, train.span_weights, train.ttt_steps) for d in documents
+            outline_of(d.sample_id, d.next_kind_T, train.span_weights, train.ttt_steps, d.states.file)
+            for d in documents
         ]
         lengths = [outline.num_tokens for outline in outlines]
         weights = torch.tensor([outline.target_weights for outline in outlines], dtype=torch.float64)
         return cls(
             documents=documents,
             domains=[domain_of[d.sample_id] for d in documents],
+            places=[outline.place for outline in outlines],
             plan=plan_epoch(lengths, train.batch_tokens, config.seed, 0),
             totals_S=weights.sum(0).float(),
         )
 
-    def batches(self) -> Iterator[tuple[Batch, list[str]]]:
-        """Each batch, and the domains of its documents."""
-        for numbers in self.plan:
-            batch = pack([self.documents[number] for number in numbers], Position(0, 0))
-            yield batch, [self.domains[number] for number in numbers]
+    def batches(self, rank: Rank) -> Iterator[tuple[int, Batch, list[str]]]:
+        """A process's batches: the number of each, and the domains of its documents."""
+        for at in range(rank.number, len(self.plan), rank.world):
+            documents = [self.documents[number] for number in self.plan[at]]
+            yield at, pack(documents), [self.domains[number] for number in self.plan[at]]
 
 
 @torch.no_grad()
 def validate(trainee: Trainee, heldout: HeldOut, step: int) -> Validation:
     """Measure the draft as it is after `step` updates; nothing of it, and no random state, is changed.
 
-    All processes take all batches: they hold parts of one draft, and each has to know the result.
+    Each process takes some of the batches, and all know the result. Raises TrainingError on all of them when
+    the loss isn't finite.
     """
-    began, device = time.monotonic(), trainee.world.device
+    began, world = time.monotonic(), trainee.world
     steps, names = trainee.config.ttt_steps, sorted(set(heldout.domains))
-    totals_S = heldout.totals_S.to(device)
-    loss, losses_S = 0.0, torch.zeros(steps, dtype=torch.float64)
-    counts_DKSC = torch.zeros(len(names), len(Kind), steps, COUNTS, dtype=torch.int64)
-    for packed, domains in heldout.batches():
-        batch = packed.to(device)
-        targets = find_targets(batch, steps)
-        total, batch_losses_S, hits_SP = trainee.engine(batch, targets, totals_S)
-        loss += total.item()
-        losses_S += batch_losses_S.cpu()
-        domain_B = torch.tensor([names.index(domain) for domain in domains], device=device)
-        counts_DKSC += slot_counts(batch, targets, hits_SP, domain_B, len(names)).cpu()
+    totals_S = heldout.totals_S.to(world.device)
+    loss_B = torch.zeros(len(heldout.plan), dtype=torch.float64, device=world.device)
+    losses_S = torch.zeros(steps, dtype=torch.float64, device=world.device)
+    counts_DKSC = torch.zeros(len(names), len(Kind), steps, COUNTS, dtype=torch.int64, device=world.device)
+    with contextlib.closing(ahead(heldout.batches(world.rank), AHEAD)) as batches:
+        for at, packed, domains in batches:
+            batch = packed.to(world.device)
+            targets = find_targets(batch, steps)
+            loss_B[at], batch_losses_S, hits_SP = trainee.engine(batch, targets, totals_S)
+            losses_S += batch_losses_S
+            domain_B = torch.tensor([names.index(domain) for domain in domains], device=world.device)
+            counts_DKSC += slot_counts(batch, targets, hits_SP, domain_B, len(names))
+    if world.rank.number >= len(heldout.plan):  # the others wait for its part of the weights
+        blank, endless_S = blank_of(trainee)
+        trainee.engine(blank, find_targets(blank, steps), endless_S)
+    let_go(trainee.engine)
+
+    numbers = iter(world.sums([*loss_B.tolist(), *losses_S.tolist(), *counts_DKSC.flatten().tolist()]))
+    batch_losses = list(itertools.islice(numbers, len(heldout.plan)))
+    _require_finite(batch_losses, heldout, step)
+    losses = list(itertools.islice(numbers, steps))
+    counts_DKSC = torch.tensor(list(numbers), dtype=torch.int64).view(counts_DKSC.shape)
     of_kind_KSC = counts_DKSC.sum(0)
     kinds = [kind for kind in Kind if of_kind_KSC[kind, 0, 1] and kind != Kind.NONE]
     return Validation(
         step=step,
         seconds=time.monotonic() - began,
-        loss=loss,
-        losses=losses_S.tolist(),
+        loss=sum(batch_losses),
+        losses=losses,
         whole=acceptance_of(counts_DKSC.sum((0, 1))),
         by_domain={name: acceptance_of(counts_DKSC[at].sum(0)) for at, name in enumerate(names)},
         by_kind={kind.name.lower(): acceptance_of(of_kind_KSC[kind]) for kind in kinds},
+    )
+
+
+def _require_finite(losses: Sequence[float], heldout: HeldOut, step: int) -> None:
+    bad = [at for at, loss in enumerate(losses) if not math.isfinite(loss)]
+    if not bad:
+        return
+    samples = ", ".join(heldout.places[number] for number in heldout.plan[bad[0]])
+    raise TrainingError(
+        f"validation after step {step}: loss {losses[bad[0]]} in {len(bad)} of {len(losses)} batches, "
+        f"the first of samples {samples}. It wasn't logged: check their states, or lower train.learning_rate"
     )
 
 

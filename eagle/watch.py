@@ -81,7 +81,8 @@ class Watch:
             self._log(progress.step, progress.epoch - (progress.index == 0))
         if progress.step > self.saved_step:
             self._save(progress)
-        console.print(f"train: ended after step {progress.step} of {self._steps}, with a checkpoint")
+        kept = "with a checkpoint" if progress.step else "before there was anything to keep"
+        console.print(f"train: ended after step {progress.step} of {self._steps}, {kept}")
 
     def _log(self, step: int, epoch: int) -> None:
         rate = rate_at(step - 1, self._steps, self._config.train.warmup_fraction)

@@ -34,6 +34,8 @@ from synthgen.plan.stages import plan
 DISK_WATCH_S = 5.0
 DISK_RESERVE_BYTES = 1 << 30
 """A stage is stopped when less than this is free: what it has in memory must still find its place."""
+SHUTDOWN_TIMEOUT_S = 120
+"""What torchrun gives its processes after a signal to end: the checkpoint of a large draft takes a minute."""
 WHAT = {"generate": "the traces", "extract": "the hidden states", "train": "the checkpoints"}
 ROWS_FAILED = 1
 """What a stage ends with that has made records of some failures."""
@@ -89,7 +91,8 @@ def torchrun(stage: Stage) -> list[str]:
     """What starts a stage's processes on this machine, as it stands after `python -m`."""
     if stage.processes == 1:
         return []
-    return ["torch.distributed.run", "--standalone", "--nproc-per-node", str(stage.processes), "-m"]
+    many = ["--standalone", "--nproc-per-node", str(stage.processes)]
+    return ["torch.distributed.run", *many, "--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S), "-m"]
 
 
 def print_commands(config: RunConfig, config_path: Path, overrides: tuple[str, ...]) -> None:

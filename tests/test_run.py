@@ -56,10 +56,11 @@ def test_training_on_many_gpus_goes_through_torchrun() -> None:
     config = load_config(ROOT / "configs/kimi-k2.5.yaml", many)
     (line,) = [stage_command(stage, Path("my.yaml")) for stage in stages(config) if stage.processes > 1]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "8"]
+    torchrun += ["--shutdown-timeout", "120"]
     assert line == [sys.executable, *torchrun, "-m", "eagle", "train", "my.yaml"]
     sets = [part for setting in many for part in ("--set", setting)]
     done = command("synthgen", "run", "configs/kimi-k2.5.yaml", "--dry-run", *sets)
-    start = "python -m torch.distributed.run --standalone --nproc-per-node 8 -m eagle train"
+    start = " ".join(["python", *torchrun, "-m eagle train"])
     assert f"{start} configs/kimi-k2.5.yaml --set train.processes=8" in done.stdout
 
 

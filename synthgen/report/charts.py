@@ -170,14 +170,22 @@ def curves(title: str, shown: Sequence[Curve], x: Axis, y: Axis) -> str:
     drawn, right = "", WIDTH
     for curve in reversed(shown):
         right -= len(curve.name) * LETTER + 22
-        path = " ".join(f"{_n(_x(x, px))},{_n(_y(y, py))}" for px, py in curve.points)
         drawn = (
-            f'<polyline class="line {curve.kind}" points="{path}"/>'
-            f'<rect class="{curve.kind}" x="{right}" y="6" width="10" height="4"/>'
+            _curve(curve, x, y)
+            + f'<rect class="{curve.kind}" x="{right}" y="6" width="10" height="4"/>'
             + _label(right + 14, 12, "start", curve.name)
             + drawn
         )
     return _svg(title, description, _axes(x, y) + drawn)
+
+
+def _curve(curve: Curve, x: Axis, y: Axis) -> str:
+    """A line; of a single point, which has none, a dot."""
+    places = [(_n(_x(x, px)), _n(_y(y, py))) for px, py in curve.points]
+    if len(places) == 1:
+        return f'<circle class="{curve.kind}" cx="{places[0][0]}" cy="{places[0][1]}" r="3"/>'
+    path = " ".join(",".join(place) for place in places)
+    return f'<polyline class="line {curve.kind}" points="{path}"/>'
 
 
 def sparkline(title: str, counts: Sequence[int]) -> str:

@@ -45,8 +45,8 @@ svg.spark{width:5.6rem}
 svg text{font-size:12px;fill:var(--soft);font-variant-numeric:tabular-nums}
 svg text.said{fill:var(--ink)}
 .grid{stroke:var(--rule)}.tick{stroke:var(--soft)}
-rect.plain{fill:var(--plain)}rect.thinking{fill:var(--thinking)}
-rect.response{fill:var(--response)}rect.tool{fill:var(--tool)}
+rect.plain,circle.plain{fill:var(--plain)}rect.thinking,circle.thinking{fill:var(--thinking)}
+rect.response,circle.response{fill:var(--response)}rect.tool,circle.tool{fill:var(--tool)}
 .line{fill:none;stroke-width:2;stroke-linejoin:round}
 .line.plain{stroke:var(--plain)}.line.thinking{stroke:var(--thinking)}
 .line.response{stroke:var(--response)}.line.tool{stroke:var(--tool)}

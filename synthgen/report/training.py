@@ -28,10 +28,11 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainingFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What the logs say; `heldout` is empty without validations."""
+    """What the logs say; `heldout` is empty without validations, and `unvalidated` says why."""
 
     learned: tuple[Point, ...]
     heldout: tuple[Point, ...]
+    unvalidated: str
 
 
 class _Line(msgspec.Struct):
@@ -60,8 +61,22 @@ def training_figures(config: RunConfig) -> TrainingFigures | None:
         Point(step=one.step, loss=one.loss, length=one.whole.length)
         for one in _read(config.validation_log_path, _Validation)
     )
-    learned = thinned(lines)
-    return TrainingFigures(learned=learned, heldout=tuple(validated)) if learned else None
+    learned, heldout = thinned(lines), tuple(validated)
+    if not learned:
+        return None
+    return TrainingFigures(
+        learned=learned, heldout=heldout, unvalidated="" if heldout else _unvalidated(config)
+    )
+
+
+def _unvalidated(config: RunConfig) -> str:
+    """Why there is no validation."""
+    if config.train.stream:
+        return "Not validated: a training whose states are streamed isn't."
+    samples = config.validation_path
+    if not samples.exists() or samples.stat().st_size == 0:
+        return "Not validated: no samples were held out (mix.heldout_fraction)."
+    return f"Not validated yet: that comes every {config.train.validate_steps:,} updates and after the last."
 
 
 def _read(path: Path, kind: type[P]) -> Iterable[P]:
@@ -107,7 +122,7 @@ def training(figures: TrainingFigures | None) -> str:
 
 def _said(figures: TrainingFigures) -> str:
     if not figures.heldout:
-        return "No samples were held out: mix.heldout_fraction."
+        return figures.unvalidated
     best = max(figures.heldout, key=lambda point: point.length)
     return (
         f"Best of {len(figures.heldout)} validations: acceptance length {best.length:.2f} after "

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from eagle.batches import (
     Batch,
     Document,
-    Position,
     blank_batch,
     find_targets,
     join,
@@ -47,7 +46,7 @@ def batch_of(*kinds: list[int]) -> Batch:
         )
         for n, kind in enumerate(kinds)
     ]
-    return pack(documents, Position(0, 0))
+    return pack(documents)
 
 
 def test_kinds_are_those_of_the_next_token() -> None:
@@ -152,13 +151,13 @@ def test_packing_keeps_tokens_states_and_starts() -> None:
     documents = [
         join(states(n, str(n)), sample(n, (1, n, SpanKind.RESPONSE), name=str(n)), 64) for n in (2, 3)
     ]
-    batch = pack(documents, Position(1, 4))
+    batch = pack(documents)
     assert batch.token_ids_T.tolist() == [0, 1, 0, 1, 2]
     assert batch.starts == (0, 2, 5)
     assert batch.aux_T3H[2].flatten().tolist() == [0.0, 1.0, 2.0]
-    assert batch.final_TH.flatten().tolist() == [3.0, 7.0, 3.0, 7.0, 11.0]
+    assert find_targets(batch, 1).targets_P.tolist() == [3]
+    assert batch.final_PH.flatten().tolist() == [7.0]
     assert batch.next_kind_T.tolist() == [2, 0, 2, 2, 0]
-    assert (batch.sample_ids, batch.position) == (("2", "3"), Position(1, 4))
 
 
 @settings(deadline=None)
@@ -168,6 +167,7 @@ def test_an_outline_weighs_the_targets_that_a_batch_finds(kinds: list[int], step
     weights = SpanWeights(thinking=1.0, response=2.0, tool=4.0)
     batch = batch_of(kinds)
     targets = find_targets(batch, steps)
+    assert len(batch.final_PH) == len(targets.targets_P)
     weight_P = kind_weights(weights)[batch.next_kind_T[targets.targets_P].long()]
     outline = outline_of("s", batch.next_kind_T, weights, steps)
     assert outline.num_tokens == len(kinds)

@@ -58,6 +58,15 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+def test_only_masters_are_saved(tmp_path: Path) -> None:
+    """What is gathered to compute with would lose what the updates are added to."""
+    draft, optimizers = updated(tmp_path)
+    draft.fc.bfloat16()
+    with pytest.raises(TypeError, match=r"only float32 masters .*, not fc\.weight torch\.bfloat16"):
+        save_checkpoint(tmp_path / "c", draft, optimizers, at(7), keep=2)
+    assert checkpoints(tmp_path / "c") == []
+
+
 def test_only_safetensors_and_json(tmp_path: Path) -> None:
     """Nothing in a checkpoint could run code when it is read."""
     path = save_checkpoint(tmp_path / "c", *updated(tmp_path), at(7), keep=2)

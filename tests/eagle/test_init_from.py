@@ -104,6 +104,15 @@ def test_an_export_is_gone_on_from_bit_for_bit(first: RunConfig, tmp_path: Path)
     assert manifest.inputs["init_from"] == sha256_of(first.export_path / "model.safetensors")
 
 
+def test_what_a_checkpoint_follows_is_not_made(first: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the export of a trained draft nor going on with its training draws any weights."""
+    monkeypatch.setattr("eagle.init_from.build_draft", None)
+    shutil.rmtree(first.export_path)
+    last = load_file(checkpoints(first.checkpoints_path)[-1] / "weights.safetensors")
+    found = exported(first)
+    assert all(torch.equal(found[name], weight.bfloat16()) for name, weight in last.items())
+
+
 def test_a_checkpoint_is_gone_on_from_bit_for_bit(first: RunConfig, tmp_path: Path) -> None:
     """Its float32 masters, with the vocabulary and the settings of its run."""
     again = tiny_config(tmp_path / "first", run_dir=str(tmp_path / "again"))

@@ -33,6 +33,7 @@ from eagle.feed import ShardFeed, plans_of
 from eagle.muon import Muon
 from eagle.train import train
 from eagle.training_log import LogLine
+from eagle.validate import Validation
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import exits
 from synthgen.corpus.journal import read_journal
@@ -106,10 +107,10 @@ def said(config: RunConfig, world: int) -> list[str]:
     return [(config.run_path / f"said-{number}").read_text() for number in range(world)]
 
 
-def written(directory: Path, **settings: str) -> RunConfig:
+def written(directory: Path, heldout: int = 0, /, **settings: str) -> RunConfig:
     """A run that is ready to be trained."""
     config = tiny_config(directory, **settings)
-    write_run(config)
+    write_run(config, heldout=heldout)
     return config
 
 
@@ -122,6 +123,10 @@ def log_path(config: RunConfig) -> Path:
 
 def log_of(config: RunConfig) -> list[LogLine]:
     return list(read_journal(log_path(config), LogLine))
+
+
+def validations(config: RunConfig) -> list[Validation]:
+    return list(read_journal(config.validation_log_path, Validation))
 
 
 def weights_of(config: RunConfig) -> dict[str, torch.Tensor]:
@@ -162,10 +167,10 @@ def back_at_step_3(run: RunConfig, directory: Path, **settings: str) -> RunConfi
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunConfig]:
-    """The same training on one process, on two with DDP, and on two with FSDP2."""
+    """The same training on one process, on two with DDP, and on two with FSDP2; five samples held out."""
     directory = tmp_path_factory.mktemp("runs")
     made = {
-        name: trained(written(directory / name, train__parallel=engine, **SIX), world)
+        name: trained(written(directory / name, 5, train__parallel=engine, **SIX), world)
         for name, engine, world in (("one", "ddp", 1), ("ddp", "ddp", 2), ("fsdp", "fsdp", 2))
     }
     assert [len(p) for p in plans_of(made["one"], ShardFeed(made["one"]).outlines)] == [7, 6, 6, 7]
@@ -182,6 +187,28 @@ def test_two_processes_learn_what_one_does(runs: dict[str, RunConfig], engine: s
     first, second = said(runs[engine], 2)
     assert "train: 6/6" in first
     assert second == ""
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+def test_two_processes_share_a_validation(runs: dict[str, RunConfig], engine: str) -> None:
+    """Three batches on two processes: the counts are one's, the losses to float32's rounding."""
+    for ours, theirs in zip(validations(runs[engine]), validations(runs["one"]), strict=True):
+        assert ours.losses == pytest.approx(theirs.losses, rel=1e-5)
+        assert ours.loss == pytest.approx(theirs.loss, rel=1e-5)
+        assert (ours.step, ours.whole) == (theirs.step, theirs.whole)
+        assert (ours.by_kind, ours.by_domain) == (theirs.by_kind, theirs.by_domain)
+
+
+def test_checkpoints_after_a_validation_hold_the_masters(tmp_path: Path) -> None:
+    """FSDP2 in bfloat16, validated after each update on one batch, so that one process has none of it:
+    weights are float32, and what goes on from step 3 ends as an uninterrupted run, bit for bit."""
+    settings = SIX | {"train__parallel": "fsdp", "train__compute_dtype": "bfloat16"}
+    settings |= {"train__validate_steps": "1"}
+    whole = trained(written(tmp_path / "whole", 1, **settings), 2)
+    assert [one.step for one in validations(whole)] == [1, 2, 3, 4, 5, 6]
+    assert {weight.dtype for weight in weights_of(whole).values()} == {torch.float32}
+    again = trained(back_at_step_3(whole, tmp_path / "again", **settings), 2)
+    assert_same_weights(again, whole)
 
 
 def test_three_with_fsdp_go_on_where_two_with_ddp_stopped(runs: dict[str, RunConfig], tmp_path: Path) -> None:
@@ -214,6 +241,16 @@ def test_batches_that_processes_cannot_share_are_refused_once(tmp_path: Path) ->
     text = "".join(said(config, 3))
     said_it = "error: train.batches_per_step 4 is no multiple of the 3 processes: set it to 6\n"
     assert text.count("error:") == text.count(said_it) == 1
+
+
+def test_a_damaged_shard_is_said_once(tmp_path: Path) -> None:
+    """Each of two processes reads half of the shards: the second finds it, both end."""
+    config = written(tmp_path, **SIX)
+    path = config.states_path / "states-00001.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    assert codes(started(2, train_aloud, config)) == [2, 2]
+    text = "".join(said(config, 2))
+    assert text.count("error:") == text.count("states-00001.safetensors: sha256 is") == 1, text
 
 
 def muon_on_parts(path: Path) -> None:

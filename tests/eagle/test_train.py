@@ -36,17 +36,17 @@ from tests.eagle.tiny import counting_weights, tiny_config, write_run
 CPU = torch.device("cpu")
 
 
-def trainee_of(config: RunConfig, dtype: torch.dtype = torch.float32) -> Trainee:
+def trainee_of(config: RunConfig, dtype: torch.dtype = torch.float32, device: torch.device = CPU) -> Trainee:
     """A fresh draft of a written run."""
     vocab = load_vocab(config.vocab_path)
-    draft = build_draft(config.draft, counting_weights(), vocab, config.seed)
-    verifier = verifier_head(counting_weights(), 1e-6, vocab, dtype, CPU)
+    draft = build_draft(config.draft, counting_weights(), vocab, config.seed).to(device)
+    verifier = verifier_head(counting_weights(), 1e-6, vocab, dtype, device)
     objective = Objective(draft, verifier, config.train)
     return Trainee(
         engine=objective,
         objective=objective,
         optimizers=build_optimizers(draft, config.train),
-        world=World(Rank(), CPU),
+        world=World(Rank(), device),
     )
 
 
@@ -54,7 +54,7 @@ def update_of(config: RunConfig, *, aux: float | None = None) -> Update:
     """All samples of a written run as one batch; with `aux` all their aux states are that."""
     feed = ShardFeed(config)
     numbers = list(range(len(feed.outlines)))
-    batch = pack(feed.documents(numbers), Position(0, 0))
+    batch = pack(feed.documents(numbers))
     if aux is not None:
         batch = dataclasses.replace(batch, aux_T3H=torch.full_like(batch.aux_T3H, aux))
     totals_S = torch.tensor([outline.target_weights for outline in feed.outlines]).sum(0)
@@ -117,6 +117,27 @@ def test_losses_are_what_they_were(tmp_path: Path) -> None:
     trainee = trainee_of(config)
     losses = [train_step(trainee, update_of(config), step, 20).loss for step in range(20)]
     assert losses == pytest.approx(GOLDEN, rel=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="compares it with a GPU")
+def test_a_gpu_makes_the_updates_of_the_cpu(tmp_path: Path) -> None:
+    """Three of many documents, in float32: the same targets, and losses and norms but for rounding."""
+    config = tiny_config(tmp_path)
+    write_run(config)
+    ours, theirs = trainee_of(config, device=torch.device("cuda")), trainee_of(config)
+
+    def pinned() -> Update:
+        update = update_of(config)
+        return dataclasses.replace(update, batches=(batch.pinned() for batch in update.batches))
+
+    on_gpu = [train_step(ours, pinned(), step, 3) for step in range(3)]
+    on_cpu = [train_step(theirs, update_of(config), step, 3) for step in range(3)]
+    for found, expected in zip(on_gpu, on_cpu, strict=True):
+        assert found.losses == pytest.approx(expected.losses, rel=1e-4)
+        assert found.grad_norm == pytest.approx(expected.grad_norm, rel=1e-3)
+        assert (found.targets, found.prefix_slots) == (expected.targets, expected.prefix_slots)
+        assert found.first_hits_by_kind.keys() == expected.first_hits_by_kind.keys()
 
 
 def test_a_whole_run(tmp_path: Path) -> None:

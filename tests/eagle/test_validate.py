@@ -17,7 +17,7 @@ from eagle.train import train
 from eagle.validate import Acceptance, HeldOut, Validation, acceptance_of, best_of, since_best, validate
 from eagle.vocab import load_vocab
 from synthgen.corpus.config import RunConfig
-from synthgen.errors import ArtifactError
+from synthgen.errors import ArtifactError, TrainingError
 from tests.eagle.test_train import final_weights, trainee_of, update_of
 from tests.eagle.tiny import tiny_config, write_run
 
@@ -116,6 +116,18 @@ def test_the_loss_is_trainings(tmp_path: Path) -> None:
     metrics = train_step(trainee, update_of(config), 3, 4)
     assert found.loss == pytest.approx(metrics.loss)
     assert found.losses == pytest.approx(metrics.losses)
+
+
+def test_a_loss_that_is_no_number_is_not_logged(tmp_path: Path) -> None:
+    """States with a NaN among those held out: the error names step, samples and shards."""
+    config = tiny_config(tmp_path)
+    write_run(config, heldout=2)
+    heldout = heldout_of(config)
+    heldout.documents[1].states.aux.values[4] = torch.nan
+    blamed = r"seed13-0 in states-00013\.safetensors"
+    said = rf"validation after step 5: loss nan in 1 of 1 batches, .*{blamed}"
+    with pytest.raises(TrainingError, match=said):
+        validate(trained(config, 1), heldout, 5)
 
 
 def test_nothing_is_changed(tmp_path: Path) -> None:

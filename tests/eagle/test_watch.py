@@ -11,16 +11,17 @@ import torch
 from typer.testing import CliRunner
 
 from eagle.__main__ import app
-from eagle.checkpoint import checkpoints
+from eagle.checkpoint import Progress, checkpoints
 from eagle.export import export
 from eagle.train import train
 from eagle.validate import Validation
+from eagle.watch import watching
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.journal import read_journal
 from synthgen.corpus.manifest import Manifest, read_manifest, write_manifest
 from synthgen.corpus.settings import save_config
 from synthgen.errors import ArtifactError
-from tests.eagle.test_train import final_weights
+from tests.eagle.test_train import final_weights, trainee_of
 from tests.eagle.tiny import tiny_config, write_run
 
 STANDING = {
@@ -130,6 +131,18 @@ def test_a_best_checkpoint_that_is_gone_is_not_replaced_by_another(tmp_path: Pat
     shutil.rmtree(config.checkpoints_path / "step-00000001")
     with pytest.raises(ArtifactError, match=r"step-00000001 is missing, the best of 3 checkpoints that were"):
         export(config)
+
+
+def test_an_early_error_has_no_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before the first update there is nothing to save, and none is spoken of."""
+    config = tiny_config(tmp_path)
+    write_run(config)
+    config.checkpoints_path.mkdir(parents=True)
+    start = Progress(step=0, epoch=0, index=0, seconds=0.0, targets=0)
+    with watching(config, trainee_of(config), None, start, 8) as watch:
+        watch.keep(start)
+    assert "train: ended after step 0 of 8, before there was anything to keep" in capsys.readouterr().err
+    assert kept(config) == []
 
 
 def test_the_command_ends_with_a_table(tmp_path: Path) -> None:

@@ -139,6 +139,15 @@ def test_nothing_is_drawn_outside(counts: list[int], first: int) -> None:
         assert left + width <= 360
 
 
+def test_a_curve_of_one_point_is_a_dot() -> None:
+    """A line through one point isn't seen."""
+    shown = [Curve(name="held out", kind="response", points=[(5, 2)])]
+    root = ET.fromstring(curves("Loss", shown, even_axis("updates", 0, 10), height_axis("loss", 4)))
+    (dot,) = root.iter("circle")
+    assert (dot.get("class"), dot.get("cx"), dot.get("cy")) == ("response", "199", "97")
+    assert list(root.iter("polyline")) == []
+
+
 def test_curves_share_axes_and_are_named() -> None:
     """One across the whole plot, one that ends in its middle; names stand above, from the right."""
     shown = [
