@@ -109,9 +109,10 @@ async def take_states(path: Path, is_healthy: Callable[[], Awaitable[bool]] | No
 
 
 def _take(path: Path) -> Captured:
-    captured = read_states(path)
-    path.unlink()
-    return captured
+    try:
+        return read_states(path)
+    finally:  # a damaged one too: nobody asks for it again
+        path.unlink(missing_ok=True)
 
 
 def checked(sample: Sample, captured: Captured, shape: VerifierShape, config: ExtractConfig) -> SampleStates:

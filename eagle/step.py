@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -86,8 +85,8 @@ def train_step(trainee: Trainee, update: Update, step: int, steps: int) -> StepM
     config, device = trainee.config, trainee.world.device
     totals_S = update.totals_S.to(device)
     parts = [no_metrics(config.ttt_steps)]
-    for batch, last in _with_last(update.batches):
-        with accumulating(trainee.engine, last=last):
+    for number, batch in enumerate(update.batches, 1):
+        with accumulating(trainee.engine, last=number == update.num_own):
             parts.append(_accumulate(trainee, batch.to(device), totals_S))
     if len(parts) == 1:
         with accumulating(trainee.engine, last=True):
@@ -126,16 +125,6 @@ def _take_part(trainee: Trainee) -> None:
     batch = blank_batch(trainee.config.ttt_steps + 2, hidden_size).to(trainee.world.device)
     totals_S = torch.full((trainee.config.ttt_steps,), torch.inf, device=trainee.world.device)
     _accumulate(trainee, batch, totals_S)
-
-
-def _with_last(batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
-    """Each batch, and whether it is the last."""
-    rest = iter(batches)
-    held = next(rest, None)
-    while held is not None:
-        following = next(rest, None)
-        yield held, following is None
-        held = following
 
 
 def _over_all(own: StepMetrics, world: World, steps: int) -> StepMetrics:
