@@ -94,7 +94,7 @@ def verify_states(config: RunConfig, checks: Checks) -> StatesReport:
     require_manifest(config.dataset_path, "synthgen mix CONFIG")
     if config.train.stream and read_manifest(config.states_path) is None:
         raise ArtifactError(
-            f"{config.states_path}: there are no states: with train.stream they are not stored. To check what "
+            f"{config.states_path}: there are no states: with train.stream none are stored. To check what "
             f"the server captures, run `eagle extract CONFIG` first; training doesn't need it"
         )
     require_manifest(config.states_path, "eagle extract CONFIG")

@@ -200,8 +200,8 @@ class TrainConfig(Section, frozen=True, kw_only=True):
             positive(self, "patience")
             if self.stream:
                 raise ValueError(
-                    f"patience {self.patience} and stream can't go together: validation needs states on disk, so a "
-                    f"streamed training has none: set patience to null, or stream to false"
+                    f"patience {self.patience} and stream can't go together: streamed states are never "
+                    f"validated on: set patience to null, or stream to false"
                 )
         if len(set(self.trackers)) < len(self.trackers):
             raise ValueError(f"trackers {list(self.trackers)} has one twice")

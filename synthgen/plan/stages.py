@@ -127,6 +127,8 @@ def _extract(config: RunConfig, replies: Replies, hidden: int, rates: Rates) -> 
     sent = round(tokens * (1 - captured))
     if config.train.stream:
         trained = rows - _heldout_rows(config, rows)  # nothing is validated
+        if trained < rows:
+            why += f" × {trained:,} of {rows:,} rows, which aren't held out,"
         return _streamed(config, trained, tokens * trained // max(rows, 1), why, rates)
     starts = 1 if sent and not config.server.base_urls else 0
     return StagePlan(
@@ -163,8 +165,7 @@ def _streamed(config: RunConfig, rows: int, tokens: int, why: str, rates: Rates)
         work_s=tokens * epochs / rates.prefill.value,
         measured=rates.prefill.measured,
         formulas={
-            "tokens": f"{why}, less what is held out, × train.epochs {epochs}: with train.stream anew in each, "
-            f"while training",
+            "tokens": f"{why} × train.epochs {epochs}: with train.stream anew in each, while training",
             "disk": f"train.stream_spool_mib {train.stream_spool_mib:,}"
             + (f" × train.processes {train.processes}" if train.processes > 1 else ""),
             "work": f"{tokens * epochs:,} tokens / {rates.prefill.value:,.0f} a second, beside the training",

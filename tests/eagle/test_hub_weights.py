@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,20 @@ def test_what_is_cached_is_read_offline(tmp_path: Path, hub: ModelHub) -> None:
     require_weights(read(tmp_path, hub, "org/model", HF_HUB_OFFLINE="1"))
     require_weights(read(tmp_path, hub, "org/model", COMMIT, HF_HUB_OFFLINE="1"))
     assert hub.asked == []
+
+
+def test_processes_that_start_together_fetch_once(tmp_path: Path, hub: ModelHub) -> None:
+    """One fetches, the others wait for it; what a killed one left is removed."""
+    require_weights(read(tmp_path, hub, "org/model"))
+    (fetched,) = (tmp_path / "hf").rglob("assets/**/model.safetensors")
+    fetched.rename(left := fetched.with_name(".model.safetensors.0123456789ab.tmp"))
+    hub.asked.clear()
+    with ThreadPoolExecutor(2) as both:
+        found = [both.submit(read, tmp_path, hub, "org/model") for _ in range(2)]
+    for one in found:
+        require_weights(one.result())
+    assert sum(one.span is not None and one.span[0] > 8 for one in hub.asked) == 3
+    assert not left.exists()
 
 
 def test_sizes_alone_take_config_json_alone(tmp_path: Path, hub: ModelHub) -> None:

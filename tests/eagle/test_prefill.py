@@ -89,6 +89,15 @@ def test_a_spool_file_is_taken_once(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_damaged_file_is_removed_too(tmp_path: Path) -> None:
+    """The sample is asked for again, or left out: nobody would come for the file."""
+    path = tmp_path / "f.safetensors"
+    path.write_bytes(b"12345678901234567890")
+    with pytest.raises(ArtifactError, match=r"f\.safetensors: damaged"):
+        asyncio.run(take_states(path))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_files_that_do_not_come_hold_up_nobody(tmp_path: Path) -> None:
     """A hundred that wait leave a file that is there readable, and end when they are cancelled."""
 
