@@ -51,7 +51,7 @@ from synthgen.corpus.manifest import (
 from synthgen.corpus.records import Record
 from synthgen.corpus.samples import Sample, read_samples
 from synthgen.corpus.verifier_config import VerifierShape, state_bytes_per_token
-from synthgen.corpus.verifier_files import shape_of
+from synthgen.corpus.verifier_files import revision_of, shape_of
 from synthgen.errors import ArtifactError, RequestFailed
 
 FAILURES_NAME = "failures.jsonl"
@@ -251,7 +251,7 @@ async def _one(source: Patience, sample: Sample) -> SampleStates | StatesFailure
 
 def _settings(config: RunConfig, taps: TapPoints) -> dict[str, Any]:
     return {
-        "verifier": {"model": config.verifier.model, "revision": config.verifier.revision},
+        "verifier": {"model": config.verifier.model, "revision": revision_of(config.verifier)},
         "taps": {"ids": taps.captured, "convention": CONVENTION, "final": "before the norm"},
         "max_seq_tokens": config.extract.max_seq_tokens,
         "dtype": config.server.dtype,

@@ -23,12 +23,12 @@ from eagle.extract import FAILURES_IN_A_ROW, StatesFailure, require_tokenizer
 from eagle.feed import Feed, Rank, ShardFeed, Turn, plans_of
 from eagle.on_demand import TRIES, OnDemand, Wanted
 from eagle.patience import Patience
-from eagle.prefill import FILE_WAIT_S, Prefill
+from eagle.prefill import Prefill
 from eagle.spool import STREAM_PREFIX
 from eagle.states import SampleStates
 from eagle.taps import CONVENTION, TapPoints
 from synthgen.client.api import client_for
-from synthgen.client.capture import require_capture
+from synthgen.client.capture import FILE_WAIT_S, require_capture
 from synthgen.client.control import Control, api_key
 from synthgen.client.launch import Served, capturing, served
 from synthgen.corpus.config import RunConfig
@@ -38,7 +38,7 @@ from synthgen.corpus.journal import read_journal, segments, write_journal
 from synthgen.corpus.records import Record
 from synthgen.corpus.samples import Sample, each_sample
 from synthgen.corpus.verifier_config import TAPS
-from synthgen.corpus.verifier_files import shape_of
+from synthgen.corpus.verifier_files import revision_of, shape_of
 from synthgen.errors import ArtifactError, ConfigError
 
 FAILURES_NAME = "failures.jsonl"
@@ -267,7 +267,7 @@ def streamed_settings(config: RunConfig) -> dict[str, Any]:
         "states": {
             "source": "streamed",
             "taps": {"ids": taps.captured, "convention": CONVENTION, "final": "before the norm"},
-            "revision": config.verifier.revision,
+            "revision": revision_of(config.verifier),
             "max_seq_tokens": config.extract.max_seq_tokens,
             "dtype": config.server.dtype,
             "stored": {"dtype": config.extract.states_dtype, "final": config.extract.final_states},

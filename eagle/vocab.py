@@ -29,7 +29,7 @@ from synthgen.corpus.manifest import (
     write_manifest,
 )
 from synthgen.corpus.samples import Sample, SpanKind, read_samples
-from synthgen.corpus.verifier_files import shape_of
+from synthgen.corpus.verifier_files import revision_of, shape_of
 from synthgen.errors import ArtifactError, ConfigError
 
 FILE_NAME = "vocab.safetensors"
@@ -153,7 +153,7 @@ def require_states(config: RunConfig) -> Manifest:
     states = require_manifest(config.states_path, "eagle extract CONFIG")
     layers = [*config.extract.aux_layers, shape_of(config.verifier).num_layers]
     wanted = {
-        "verifier": {"model": config.verifier.model, "revision": config.verifier.revision},
+        "verifier": {"model": config.verifier.model, "revision": revision_of(config.verifier)},
         "taps": states.settings["taps"] | {"ids": layers},
         "max_seq_tokens": config.extract.max_seq_tokens,
     }

@@ -314,7 +314,7 @@ def test_two_processes_count_a_sample_that_is_left_out_once(
     handler = Prefilling(config, server)
     refused = [twelve()[2], twelve()[5], twelve()[9]]
     handler.refuses = {ids_of(one) for one in refused}
-    assert codes(started(2, train, config)) == [0, 0]
+    assert codes(started(2, train_aloud, config)) == [0, 0]
     made = read_manifest(config.checkpoints_path)
     assert made is not None
     assert made.figures["samples_left_out"] == 3
@@ -338,7 +338,7 @@ def test_a_server_that_stays_away_ends_all_processes(tmp_path: Path, server: Scr
     assert time.monotonic() - began < 60
     assert checkpoints(config.checkpoints_path) == []
     handler.back()
-    assert codes(started(2, train, config)) == [0, 0]
+    assert codes(started(2, train_aloud, config)) == [0, 0]
 
 
 def test_several_processes_need_a_server_that_runs(tmp_path: Path) -> None:
