@@ -86,7 +86,7 @@ class Clients:
                 sample = Sample(id=prompt.id, domain="d", token_ids=ids, spans=spans)
                 if capture:
                     path = states_file(reply.kv_transfer_params, self.config, self.urls[1])
-                    checked(sample, await take_states(path), self.shape, self.config.extract)
+                    checked(sample, await take_states(path, client.is_healthy), self.shape, self.config.extract)
                 return sample
 
             return await self.in_turns(one, prompts)

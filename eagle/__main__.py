@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -57,15 +58,17 @@ def extract(
             f"{in_units(figures['bytes'])} in {loaded.states_path}"
         )
         if figures["failed"]:
-            console.print(f"{figures['failed']:,} samples failed, see {loaded.states_path}/failures.jsonl")
+            console.print(
+                f"{figures['failed']:,} samples failed, see {loaded.states_path}/failures.jsonl; with "
+                f"--retry-failed they are asked for again",
+                soft_wrap=True,
+            )
             raise typer.Exit(1)
 
 
 @app.command()
 def vocab(config: Config, set_: Overrides = []) -> None:  # noqa: B006
     """Choose the draft's vocabulary: the tokens that the supervised text uses most, or another draft's.
-
-    With train.stream it needs the dataset alone, otherwise the states too.
 
     Example: `eagle vocab configs/demo.yaml --set vocab.size=1024`
     """
@@ -107,8 +110,8 @@ def train(
 
     A draft to begin with is a setting of the run: give it to `eagle export` too, or write it in the YAML.
 
-    Exit code 1: states of some samples could not be streamed, see failures.jsonl beside the checkpoints; it
-    was trained on the others.
+    Exit code 1: states of some samples could not be streamed, see failures*.jsonl beside the checkpoints; it
+    was trained on the others. Under torchrun, which ends with 1 for every error, the code is 0 then.
 
     Examples: `eagle train configs/demo.yaml --set train.epochs=3`, `eagle train my.yaml --stream`,
     `eagle train my.yaml --init-from runs/first/draft/export`, `eagle train my.yaml --dry-run`,
@@ -138,8 +141,8 @@ def train(
             f"predicted acceptance length {figures['acceptance_predicted']:.2f} on the training text"
         )
         if left_out := figures.get("samples_left_out"):
-            console.print(f"{left_out:,} samples left out, see {loaded.checkpoints_path}/failures.jsonl")
-            raise typer.Exit(1)
+            console.print(f"{left_out:,} samples left out, see {loaded.checkpoints_path}/failures*.jsonl")
+            raise typer.Exit(0 if "TORCHELASTIC_RUN_ID" in os.environ else 1)
         if figures["validation"] is not None:
             print_validation(figures["validation"])
 

@@ -63,7 +63,7 @@ class DryRun(Record, frozen=True, kw_only=True):
     memory_bytes: dict[str, int]
     flops: dict[str, int]
     states_bytes: int
-    """Read from disk for one step, as they are stored."""
+    """Read for one step: from disk, as they are stored; with train.stream a server makes them meanwhile."""
 
     @property
     def total_bytes(self) -> int:

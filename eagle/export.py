@@ -103,7 +103,9 @@ def chosen(directory: Path, trained: Manifest) -> tuple[Path, str]:
         raise ArtifactError(f"{directory} has no checkpoint: run `eagle train CONFIG` first")
     validation = trained.figures.get("validation")
     if validation is None:
-        return found[-1], "the newest: no samples were held out"
+        streamed = trained.settings.get("states", {}).get("source") == "streamed"
+        why = "a streamed training validates none" if streamed else "no samples were held out"
+        return found[-1], f"the newest: {why}"
     best = validation["best"]
     path = checkpoint_path(directory, best["step"])
     if path not in found:

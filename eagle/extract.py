@@ -51,7 +51,7 @@ from synthgen.corpus.manifest import (
 from synthgen.corpus.records import Record
 from synthgen.corpus.samples import Sample, read_samples
 from synthgen.corpus.verifier_config import VerifierShape, state_bytes_per_token
-from synthgen.corpus.verifier_files import shape_of
+from synthgen.corpus.verifier_files import revision_of, shape_of
 from synthgen.errors import ArtifactError, RequestFailed
 
 FAILURES_NAME = "failures.jsonl"
@@ -107,16 +107,19 @@ def _extract(config: RunConfig, dataset: Manifest, *, retry_failed: bool) -> Man
     speed = before.speed if before else None
     _write(config, settings, inputs, seconds=done_s, speed=speed)
     rest = pack_captured(config, todo, files, shape)
-    failures = []
-    if rest:
-        with served(config, capturing(config)) as servers:
-            control = Control(servers.base_urls[0], api_key(config.server.api_key_env))
-            found = control.fingerprint(config.verifier.served_name)
-            require_tokenizer(config, found)
-            failures, tokens_per_s = asyncio.run(_extract_all(config, servers, found, rest, shape))
-            if tokens_per_s:
-                speed = Speed(tokens_per_s=tokens_per_s, load_s=servers.load_s)
-    write_journal(config.states_path / FAILURES_NAME, failures)
+    lacking = {sample.id for sample in rest}
+    failed = {failure.sample_id: failure for failure in failures if failure.sample_id in lacking}
+    try:
+        if lacking - known:
+            with served(config, capturing(config)) as servers:
+                control = Control(servers.base_urls[0], api_key(config.server.api_key_env))
+                found = control.fingerprint(config.verifier.served_name)
+                require_tokenizer(config, found)
+                tokens_per_s = asyncio.run(_extract_all(config, servers, found, rest, shape, failed))
+                if tokens_per_s:
+                    speed = Speed(tokens_per_s=tokens_per_s, load_s=servers.load_s)
+    finally:
+        write_journal(config.states_path / FAILURES_NAME, failed.values())
     # Before the manifest says that all is done: whoever is killed here tidies the next time.
     tidy_spool(config, {sample.id for sample in samples})
     seconds = done_s + time.monotonic() - started
@@ -161,11 +164,17 @@ def _missing(config: RunConfig, samples: list[Sample]) -> list[Sample]:
 
 
 async def _extract_all(
-    config: RunConfig, servers: Served, server: Fingerprint, todo: list[Sample], shape: VerifierShape
-) -> tuple[list[StatesFailure], float]:
-    """Write the states of `todo` into shards; return those that could not be had, and the tokens a second.
+    config: RunConfig,
+    servers: Served,
+    server: Fingerprint,
+    todo: list[Sample],
+    shape: VerifierShape,
+    failed: dict[str, StatesFailure],
+) -> float:
+    """Write the states of `todo` into shards, bring `failed` up to date; return the tokens a second.
 
-    Time in which the server was gone does not count.
+    Time in which the server was gone does not count. The last failures in a row are put down only when it
+    ends well: it might not be the samples.
     """
     settings, base_url = config.extract, servers.base_urls[0]
     client = client_for(
@@ -175,8 +184,7 @@ async def _extract_all(
     prefill = Prefill(config=config, base_url=base_url, client=client, shape=shape, turns=turns)
     source = Patience(prefill, servers, server)
     packer = Packer(config)
-    failures: list[StatesFailure] = []
-    in_a_row = 0
+    in_a_row: list[StatesFailure] = []
     started = time.monotonic()
 
     def tokens_per_s() -> float:
@@ -187,23 +195,29 @@ async def _extract_all(
             with bar("extract", len(todo)) as progress:
                 async for states in _in_flight(source, todo, settings.concurrency):
                     if isinstance(states, StatesFailure):
-                        failures.append(states)
-                        in_a_row += 1
-                        _require_some(in_a_row, states)
+                        in_a_row.append(states)
+                        _require_some(in_a_row)
                     else:
-                        in_a_row = 0
+                        _put_down(failed, in_a_row)
+                        failed.pop(states.sample_id, None)
                         if packer.add(states):
                             await asyncio.to_thread(packer.write)
                     progress.advance(note=f"{tokens_per_s():,.0f} tok/s")
     finally:  # an interrupted run keeps what it has
         packer.write()
-    return failures, tokens_per_s()
+    _put_down(failed, in_a_row)
+    return tokens_per_s()
 
 
-def _require_some(in_a_row: int, last: StatesFailure) -> None:
+def _put_down(failed: dict[str, StatesFailure], in_a_row: list[StatesFailure]) -> None:
+    failed |= {failure.sample_id: failure for failure in in_a_row}
+    in_a_row.clear()
+
+
+def _require_some(in_a_row: list[StatesFailure]) -> None:
     """Raise ArtifactError when so many samples in a row have failed that it isn't the samples."""
-    if in_a_row >= FAILURES_IN_A_ROW:
-        raise ArtifactError(f"{in_a_row} samples in a row failed; the last: {last.message}")
+    if len(in_a_row) >= FAILURES_IN_A_ROW:
+        raise ArtifactError(f"{len(in_a_row)} samples in a row failed; the last: {in_a_row[-1].message}")
 
 
 async def _in_flight(
@@ -237,7 +251,7 @@ async def _one(source: Patience, sample: Sample) -> SampleStates | StatesFailure
 
 def _settings(config: RunConfig, taps: TapPoints) -> dict[str, Any]:
     return {
-        "verifier": {"model": config.verifier.model, "revision": config.verifier.revision},
+        "verifier": {"model": config.verifier.model, "revision": revision_of(config.verifier)},
         "taps": {"ids": taps.captured, "convention": CONVENTION, "final": "before the norm"},
         "max_seq_tokens": config.extract.max_seq_tokens,
         "dtype": config.server.dtype,

@@ -83,14 +83,15 @@ class Update:
     """One optimizer step's data.
 
     position: of its first batch. num_batches, samples: of all processes. totals_S: the weight of all
-    its targets at each step, over all processes. batches: this process's, made ahead; none where the plan
-    ends early.
+    its targets at each step, over all processes. batches: this process's, num_own of them, made ahead; none
+    where the plan ends early.
     """
 
     position: Position
     num_batches: int
     samples: tuple[str, ...]
     totals_S: torch.Tensor
+    num_own: int
     batches: Iterator[Batch]
 
 
@@ -173,13 +174,15 @@ def updates(
     try:
         for at, cut in cuts:
             outlines = [feed.outlines[number] for numbers in cut for number in numbers]
+            num_own = sum(n < len(cut) for n in own)
             totals = [sum(column) for column in zip(*(o.target_weights for o in outlines), strict=True)]
             yield Update(
                 position=at,
                 num_batches=len(cut),
                 samples=tuple(outline.place for outline in outlines),
                 totals_S=torch.tensor(totals, dtype=torch.float32),
-                batches=itertools.islice(in_turn, sum(n < len(cut) for n in own)),
+                num_own=num_own,
+                batches=itertools.islice(in_turn, num_own),
             )
     finally:
         feed.prepare(())  # or the thread might wait for documents that nobody wants

@@ -18,7 +18,8 @@ import msgspec
 
 from eagle.verifier_tensors import INDEX_FILE, SINGLE_FILE, Place, locate, read_index, wanted_files
 from synthgen.corpus.console import bar
-from synthgen.corpus.files import SPARE, free_bytes, in_units, written_aside
+from synthgen.corpus.files import SPARE, free_bytes, in_units, remove_asides, written_aside
+from synthgen.corpus.lock import alone
 from synthgen.corpus.sections import VerifierConfig
 from synthgen.corpus.verifier_config import CONFIG_FILE, read_shape
 from synthgen.corpus.verifier_files import (
@@ -116,9 +117,11 @@ def weights_directory(model: HubModel) -> Path:
         return whole
     hub = imported_hub(model.id)
     small = Path(hub.cached_assets_path("synthgen", namespace=model.id, subfolder=whole.name))
-    if not (small / SINGLE_FILE).exists():
-        shutil.copyfile(whole / CONFIG_FILE, small / CONFIG_FILE)
-        _fetch(HubFiles(pinned), small)
+    with alone(small):  # all processes of a training come here at once
+        if not (small / SINGLE_FILE).exists():
+            remove_asides(small, SINGLE_FILE)
+            shutil.copyfile(whole / CONFIG_FILE, small / CONFIG_FILE)
+            _fetch(HubFiles(pinned), small)
     return small
 
 

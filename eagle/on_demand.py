@@ -30,11 +30,15 @@ TRIES = 2
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A sample to ask for, the bytes that it may take, and to how many tokens its states are cut."""
+    """A sample to ask for, the bytes that it may take, and to how many tokens its states are cut.
+
+    known: why there are none, where that is known: it isn't asked for, and holds room as the others do.
+    """
 
     sample: Sample
     num_bytes: int
     num_tokens: int
+    known: StatesFailure | None = None
 
 
 class OnDemand:
@@ -75,18 +79,26 @@ class OnDemand:
         if not self._loop.is_closed():
             self._run(self._restart(iter(wanted)))
 
-    def take(self) -> SampleStates | StatesFailure:
-        """The states of the next sample, or why there are none.
+    def take(self, count: int) -> list[SampleStates | StatesFailure]:
+        """The states of the next samples, or why there are none.
 
-        Raises what Patience does for all samples, CancelledError when nothing is wanted any more.
+        Raises what Patience does for all samples, CancelledError when no more are wanted.
         """
+        answers = self._answers  # who asks for others meanwhile leaves these to end
+        return [self._next(answers) for _ in range(count)]
+
+    def _next(self, answers: queue.SimpleQueue[Future[Any]]) -> SampleStates | StatesFailure:
+        answer = answers.get()
         try:
-            answer: SampleStates | StatesFailure = self._answers.get().result()
+            found: SampleStates | StatesFailure | None = answer.result()
+            if found is None:  # all that was asked for is taken
+                raise CancelledError
         except CancelledError:
+            answers.put(answer)  # the next one doesn't wait either
             if self._ended_by is not None:
                 raise self._ended_by from None
             raise
-        return answer
+        return found
 
     def release(self, num_bytes: int) -> None:
         """Give back the room of samples that were taken."""
@@ -151,6 +163,8 @@ class OnDemand:
             self._asking.release()
 
     async def _states_of(self, one: Wanted) -> SampleStates | StatesFailure:
+        if one.known is not None:
+            return one.known
         tries = 0
         while True:
             try:

@@ -16,7 +16,7 @@ import msgspec
 
 from eagle.prefill import checked
 from eagle.shards import read_index, write_shard
-from eagle.spool import read_states
+from eagle.spool import STREAM_PREFIX, read_states
 from eagle.states import SampleStates
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import bar, console
@@ -113,9 +113,12 @@ def _shown(title: str, samples: list[Sample]) -> Iterator[Sample]:
 def remove_orphans(config: RunConfig, wanted: Mapping[str, Path] = MappingProxyType({})) -> None:
     """Remove files that are neither `wanted` nor named by a reply: their client or server was killed.
 
-    While replies are generated, only old ones: a fresh one may be about to be named.
+    While replies are generated, only old ones: a fresh one may be about to be named. While a draft is
+    trained, none of those that its states are streamed through.
     """
     files = _spooled(config)
+    if is_training(config):
+        files = {name: path for name, path in files.items() if not name.startswith(STREAM_PREFIX)}
     spare_fresh = is_generating(config)  # after the listing, before the journal is read: all of it is there
     named = {path.name for path in wanted.values()}
     named |= {name for _, name in _named(config)} if files.keys() - named else set()
@@ -151,6 +154,11 @@ def tidy_spool(config: RunConfig, wanted: set[str]) -> None:
 def is_generating(config: RunConfig) -> bool:
     """Whether some process adds replies to the corpus."""
     return config.corpus_path.is_dir() and is_claimed(config.corpus_path)
+
+
+def is_training(config: RunConfig) -> bool:
+    """Whether some process trains the draft."""
+    return config.checkpoints_path.is_dir() and is_claimed(config.checkpoints_path)
 
 
 def _spooled(config: RunConfig) -> dict[str, Path]:

@@ -9,6 +9,7 @@ its batches, and every batch brings its own part. Nothing is sent but tensors of
 from __future__ import annotations
 
 import contextlib
+import datetime
 import importlib
 import os
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,8 @@ from synthgen.errors import ArtifactError, ConfigError, SynthgenError
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket, Store
 
+COLLECTIVE_S = 1800.0
+"""A process that the others have waited for so long is lost."""
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 CLAIMS = "synthgen/errors"
 """A counter that the processes share: the one whose error comes first says it, the others end silently."""
@@ -78,8 +81,10 @@ class World:
 
 
 @contextlib.contextmanager
-def joined(config: TrainConfig) -> Iterator[World]:
+def joined(config: TrainConfig, stall_s: float = 0.0) -> Iterator[World]:
     """Join the processes that torchrun started, and leave them at the end; alone where it started none.
+
+    stall_s: for how long a process may keep the others waiting for its data.
 
     An error of the house's tree is said by one process, whichever has it first; only the first process
     says anything else. Raises ConfigError when this machine hasn't the configured device.
@@ -95,7 +100,13 @@ def joined(config: TrainConfig) -> Iterator[World]:
             device = device_of(config, int(os.environ.get("LOCAL_RANK", "0")))
             if device.type == "cuda":
                 torch.cuda.set_device(device)
-            dist.init_process_group(BACKENDS[device.type], store=store, rank=number, world_size=world)
+            dist.init_process_group(
+                BACKENDS[device.type],
+                store=store,
+                rank=number,
+                world_size=world,
+                timeout=datetime.timedelta(seconds=COLLECTIVE_S + stall_s),
+            )
             yield World(Rank(number, world), device)
     finally:
         if dist.is_initialized():

@@ -9,7 +9,7 @@ from eagle.prefill import Prefill
 from eagle.states import SampleStates
 from synthgen.client.control import Control, Fingerprint, api_key
 from synthgen.client.launch import Served
-from synthgen.client.outage import MOST_SERVERS_LOST, PROBE_S, PROBE_TIMEOUT_S, is_back
+from synthgen.client.outage import MOST_SERVERS_LOST, PROBE_S, PROBE_TIMEOUT_S, is_back, stayed_away
 from synthgen.corpus.console import console
 from synthgen.corpus.records import FailureKind
 from synthgen.corpus.samples import Sample
@@ -67,10 +67,7 @@ class Patience:
         console.print(f"{lost}; waiting for it, {most:.0f} s at most (generate.down_wait_s)", soft_wrap=True)
         while not await is_back(self._source.client, self._control, self._expected):
             if time.monotonic() - began > most:
-                raise ServerUnreachable(
-                    f"no server has answered for {most:.0f} s (generate.down_wait_s): {url}. "
-                    f"All states so far are kept; run the same command again when it is back"
-                )
+                raise stayed_away(most, [url], "states")
             await asyncio.sleep(PROBE_S)
             self._servers.require_alive()
         console.print(f"{url} is back after {time.monotonic() - began:.0f} s", soft_wrap=True)

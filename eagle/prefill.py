@@ -19,7 +19,7 @@ from eagle.spool import Captured, read_states
 from eagle.states import SampleStates
 from eagle.taps import TapPoints
 from synthgen.client.api import ApiClient
-from synthgen.client.capture import require_layers, states_file
+from synthgen.client.capture import FILE_WAIT_S, require_layers, states_file
 from synthgen.client.outage import PROBE_S
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.draft_sections import ExtractConfig
@@ -27,8 +27,6 @@ from synthgen.corpus.samples import Sample
 from synthgen.corpus.verifier_config import VerifierShape
 from synthgen.errors import ArtifactError, ServerUnreachable
 
-FILE_WAIT_S = 60.0
-"""A reply may come before its file; a writer that takes longer than this has failed."""
 POLL_S = 0.02
 
 
@@ -85,7 +83,7 @@ def kept_finals(sample: Sample, final_states: str) -> torch.Tensor | None:
     return kept_T.nonzero().flatten()
 
 
-async def take_states(path: Path, is_healthy: Callable[[], Awaitable[bool]] | None = None) -> Captured:
+async def take_states(path: Path, is_healthy: Callable[[], Awaitable[bool]]) -> Captured:
     """Read and remove a spool file once it is there; it appears by a rename, so it is whole.
 
     Only reading takes a thread: a hundred that wait would leave none, and an interrupt would wait for them.
@@ -100,7 +98,7 @@ async def take_states(path: Path, is_healthy: Callable[[], Awaitable[bool]] | No
                 f"{path} did not appear within {FILE_WAIT_S:.0f} s: the server's log says why the connector "
                 f"could not write it; if the server runs on another machine, the run directory must be shared"
             )
-        if is_healthy is not None and time.monotonic() > look:
+        if time.monotonic() > look:
             if not await is_healthy() and not path.exists():  # noqa: ASYNC240
                 raise ServerUnreachable(f"the server is gone, and {path} did not appear")
             look = time.monotonic() + PROBE_S
@@ -109,9 +107,10 @@ async def take_states(path: Path, is_healthy: Callable[[], Awaitable[bool]] | No
 
 
 def _take(path: Path) -> Captured:
-    captured = read_states(path)
-    path.unlink()
-    return captured
+    try:
+        return read_states(path)
+    finally:  # a damaged one too: nobody asks for it again
+        path.unlink(missing_ok=True)
 
 
 def checked(sample: Sample, captured: Captured, shape: VerifierShape, config: ExtractConfig) -> SampleStates:

@@ -26,9 +26,9 @@ from eagle.tensors import save_tensors
 from synthgen.corpus.files import sync_directory
 from synthgen.errors import ArtifactError
 
-REMEDY = "its states are to be had anew (`eagle extract CONFIG --retry-failed`)"
-
 PREFIX = re.compile(r"[a-z0-9-]{1,40}")
+STREAM_PREFIX = "stream-"
+"""What a training's files begin with, before the number of its process, when it streams its states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,14 +90,13 @@ def read_states(path: Path) -> Captured:
                 dtype=said.get("dtype", ""),
             )
     except (SafetensorError, msgspec.MsgspecError) as error:
-        raise ArtifactError(f"{path}: damaged: {error}: {REMEDY}") from error
+        raise ArtifactError(f"{path}: damaged: {error}") from error
     except OSError as error:
         raise ArtifactError(f"{path}: can't be read: {error}") from error
     found, written = checksum(captured), said.get("crc32", "absent")
     if found != written:
         raise ArtifactError(
-            f"{path}: damaged: the crc32 of what it holds is {found}, that of what was written {written}: "
-            f"{REMEDY}"
+            f"{path}: damaged: the crc32 of what it holds is {found}, that of what was written {written}"
         )
     return captured
 

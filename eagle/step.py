@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -86,8 +85,8 @@ def train_step(trainee: Trainee, update: Update, step: int, steps: int) -> StepM
     config, device = trainee.config, trainee.world.device
     totals_S = update.totals_S.to(device)
     numbers = None
-    for batch, last in _with_last(update.batches):
-        with accumulating(trainee.engine, last=last):
+    for number, batch in enumerate(update.batches, 1):
+        with accumulating(trainee.engine, last=number == update.num_own):
             found = _accumulate(trainee, batch.to(device), totals_S)
         numbers = found if numbers is None else numbers + found
     if numbers is None:
@@ -124,16 +123,6 @@ def blank_of(trainee: Trainee) -> tuple[Batch, torch.Tensor]:
     hidden_size = trainee.objective.verifier.embedding_VH.shape[1]
     batch = blank_batch(trainee.config.ttt_steps + 2, hidden_size).to(trainee.world.device)
     return batch, torch.full((trainee.config.ttt_steps,), torch.inf, device=trainee.world.device)
-
-
-def _with_last(batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:
-    """Each batch, and whether it is the last."""
-    rest = iter(batches)
-    held = next(rest, None)
-    while held is not None:
-        following = next(rest, None)
-        yield held, following is None
-        held = following
 
 
 def _require_finite(metrics: StepMetrics, step: int, update: Update) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,13 +21,14 @@ from eagle.batches import Document, Outline, Position, join, next_kinds, outline
 from eagle.checkpoint import checkpoints
 from eagle.extract import FAILURES_IN_A_ROW, StatesFailure, require_tokenizer
 from eagle.feed import Feed, Rank, ShardFeed, Turn, plans_of
-from eagle.on_demand import OnDemand, Wanted
+from eagle.on_demand import TRIES, OnDemand, Wanted
 from eagle.patience import Patience
 from eagle.prefill import Prefill
+from eagle.spool import STREAM_PREFIX
 from eagle.states import SampleStates
 from eagle.taps import CONVENTION, TapPoints
 from synthgen.client.api import client_for
-from synthgen.client.capture import require_capture
+from synthgen.client.capture import FILE_WAIT_S, require_capture
 from synthgen.client.control import Control, api_key
 from synthgen.client.launch import Served, capturing, served
 from synthgen.corpus.config import RunConfig
@@ -36,11 +38,10 @@ from synthgen.corpus.journal import read_journal, segments, write_journal
 from synthgen.corpus.records import Record
 from synthgen.corpus.samples import Sample, each_sample
 from synthgen.corpus.verifier_config import TAPS
-from synthgen.corpus.verifier_files import shape_of
+from synthgen.corpus.verifier_files import revision_of, shape_of
 from synthgen.errors import ArtifactError, ConfigError
 
 FAILURES_NAME = "failures.jsonl"
-PREFIX = "stream"
 TOKEN_ID_BYTES = 8
 HEADER_BYTES = 1024
 """Of a spool file, at most."""
@@ -74,6 +75,7 @@ class StreamFeed(Feed):
         self._require_room(max(self._held_bytes(batch) for plan in plans for batch in plan))
         self._failures_path = config.checkpoints_path / _failures_name(rank)
         self._left_out: dict[str, LeftOut] = {}
+        self._own: dict[str, LeftOut] = {}
         self._turns: Iterator[Turn] = iter(())
         self._in_a_row: list[StatesFailure] = []
 
@@ -84,8 +86,10 @@ class StreamFeed(Feed):
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """A server that captures what this run needs, asked on a thread; the spool is empty afterwards.
+        """A server that captures what this run needs, asked on a thread.
 
+        Afterwards the spool is empty, but for files that a server which runs on (server.base_urls) writes
+        late: the next run removes them.
         Raises DiskError, and ConfigError, ServerError or ArtifactError for a server that can't be used.
         """
         config = self._config
@@ -94,7 +98,8 @@ class StreamFeed(Feed):
                 f"train.stream on {self._rank.world} processes needs servers that run: start one with "
                 f"`synthgen serve CONFIG --role capture` and set server.base_urls"
             )
-        require_free_disk(config.spool_path, self._max_bytes, "streamed states (train.stream_spool_mib)")
+        room = self._max_bytes * self._rank.world
+        require_free_disk(config.spool_path, room, "streamed states", "train.stream_spool_mib")
         self._recall()
         clear_spool(config, self._rank)
         try:
@@ -106,7 +111,7 @@ class StreamFeed(Feed):
     def prepare(self, turns: Sequence[Turn]) -> None:
         """Ask for the samples of these batches, in order, and for no others any more."""
         self._turns = iter(turns)
-        self._states.ask(self._wanted(number) for _, numbers in turns for number in numbers)
+        self._states.ask(self._wanted(number, at) for at, numbers in turns for number in numbers)
 
     def documents(self, numbers: Sequence[int]) -> list[Document]:
         """The documents of the next turn, once their states have come.
@@ -116,7 +121,7 @@ class StreamFeed(Feed):
         """
         at, announced = next(self._turns)
         assert list(numbers) == list(announced), "documents are taken in the order they were announced in"
-        took = [self._states.take() for _ in numbers]
+        took = self._states.take(len(numbers))
         failed = [self._counted(one, at) for one in took]
         self._write_down([one for one in failed if one is not None], at)
         return [self._document(n, states, at) for n, states in zip(numbers, took, strict=True)]
@@ -126,8 +131,8 @@ class StreamFeed(Feed):
         self._states.release(self._held_bytes(numbers))
 
     def figures(self) -> dict[str, Any]:
-        """How many samples were left out by this process."""
-        return {"samples_left_out": len(self._left_out)}
+        """How many samples were left out, by all processes: read from their journals when all are done."""
+        return {"samples_left_out": len(_by_sample(self._config.checkpoints_path / FAILURES_NAME))}
 
     # ---------------------------------------------------------------- the server
 
@@ -147,7 +152,7 @@ class StreamFeed(Feed):
             ),
             shape=self._shape,
             turns=asyncio.Semaphore(concurrency),
-            file_prefix=f"{PREFIX}-{self._rank.number}",
+            file_prefix=f"{STREAM_PREFIX}{self._rank.number}",
         )
         self._states = OnDemand(
             Patience(source, servers, found),
@@ -163,11 +168,15 @@ class StreamFeed(Feed):
     def _sample(self, number: int) -> Sample:
         return msgspec.msgpack.decode(self._samples[number], type=Sample)
 
-    def _wanted(self, number: int) -> Wanted:
+    def _wanted(self, number: int, at: Position) -> Wanted:
         """No more of a sample than is trained on, and the token that its last one is to predict."""
         num_tokens = self._outlines[number].num_tokens
         sample = self._sample(number).cut(num_tokens + 1)
-        return Wanted(sample=sample, num_bytes=self._held_bytes([number]), num_tokens=num_tokens)
+        known = None
+        if self._is_left_out(sample.id, at):
+            known = StatesFailure(sample_id=sample.id, message=self._left_out[sample.id].message)
+        num_bytes = self._held_bytes([number])
+        return Wanted(sample=sample, num_bytes=num_bytes, num_tokens=num_tokens, known=known)
 
     def _held_bytes(self, numbers: Sequence[int]) -> int:
         """Of the samples' spool files; in memory their states take no more."""
@@ -190,8 +199,8 @@ class StreamFeed(Feed):
         """Read what an earlier call left out; a training that begins anew leaves out nothing."""
         directory = self._config.checkpoints_path
         if checkpoints(directory):
-            recorded = read_journal(directory / FAILURES_NAME, LeftOut)
-            self._left_out = {one.sample_id: one for one in recorded}
+            self._left_out = _by_sample(directory / FAILURES_NAME)
+            self._own = _by_sample(self._failures_path)
         else:
             for path in segments(directory / FAILURES_NAME) if self._rank.number == 0 else ():
                 path.unlink()
@@ -205,9 +214,6 @@ class StreamFeed(Feed):
             return None
         self._in_a_row.append(took)
         if len(self._in_a_row) >= FAILURES_IN_A_ROW:
-            for one in self._in_a_row:  # it wasn't them: their next epoch has them again
-                self._left_out.pop(one.sample_id, None)
-            write_journal(self._failures_path, self._left_out.values())
             raise ArtifactError(
                 f"the states of {FAILURES_IN_A_ROW} samples in a row could not be had; the last, sample "
                 f"{took.sample_id}: {took.message}"
@@ -227,10 +233,10 @@ class StreamFeed(Feed):
                 f"{one.message}",
                 soft_wrap=True,
             )
-            self._left_out[one.sample_id] = LeftOut(
-                sample_id=one.sample_id, message=one.message, epoch=at.epoch, index=at.index
-            )
-        write_journal(self._failures_path, self._left_out.values())
+            record = LeftOut(sample_id=one.sample_id, message=one.message, epoch=at.epoch, index=at.index)
+            self._left_out[one.sample_id] = record
+            self._own[one.sample_id] = record
+        write_journal(self._failures_path, self._own.values())
 
     def _document(self, number: int, states: SampleStates | StatesFailure, at: Position) -> Document:
         outline = self._outlines[number]
@@ -245,6 +251,13 @@ def feed_of(config: RunConfig, rank: Rank) -> Feed:
     return StreamFeed(config, rank) if config.train.stream else ShardFeed(config)
 
 
+def stall_s(config: RunConfig) -> float:
+    """For how long a process may wait for states while the others are there already."""
+    if not config.train.stream:
+        return 0.0
+    return config.generate.down_wait_s + FAILURES_IN_A_ROW * TRIES * FILE_WAIT_S
+
+
 def streamed_settings(config: RunConfig) -> dict[str, Any]:
     """What streamed states depend on, as `eagle extract` says it of shards; empty for those."""
     if not config.train.stream:
@@ -254,7 +267,7 @@ def streamed_settings(config: RunConfig) -> dict[str, Any]:
         "states": {
             "source": "streamed",
             "taps": {"ids": taps.captured, "convention": CONVENTION, "final": "before the norm"},
-            "revision": config.verifier.revision,
+            "revision": revision_of(config.verifier),
             "max_seq_tokens": config.extract.max_seq_tokens,
             "dtype": config.server.dtype,
             "stored": {"dtype": config.extract.states_dtype, "final": config.extract.final_states},
@@ -277,11 +290,17 @@ def clear_spool(config: RunConfig, rank: Rank) -> None:
 
     Files of captured replies are others' and stay.
     """
-    for path in config.spool_path.glob(f"{PREFIX}-*"):
+    for path in config.spool_path.glob(f"{STREAM_PREFIX}*"):
         owner = path.name.split("-")[1]
         nobodys = rank.number == 0 and owner.isdigit() and int(owner) >= rank.world
         if owner == str(rank.number) or nobodys:
             path.unlink(missing_ok=True)
+
+
+def _by_sample(path: Path) -> dict[str, LeftOut]:
+    """What a journal and its parts say; of processes that left out the same sample, the earliest."""
+    recorded = sorted(read_journal(path, LeftOut), key=lambda one: (one.epoch, one.index), reverse=True)
+    return {one.sample_id: one for one in recorded}
 
 
 def _failures_name(rank: Rank) -> str:

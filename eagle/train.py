@@ -6,9 +6,11 @@ checkpoint, and the same command goes on from there.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
@@ -23,16 +25,17 @@ from eagle.optim import build_optimizers
 from eagle.parallel import World, joined, shared
 from eagle.step import Objective, Trainee, train_step
 from eagle.stop import stop_signals
-from eagle.stream import feed_of, streamed_settings
+from eagle.stream import feed_of, stall_s, streamed_settings
 from eagle.trackers import require_trackers
 from eagle.training_log import LogLine, StepMetrics, figures_of
 from eagle.validate import HeldOut
 from eagle.verifier import weights_of
-from eagle.vocab import load_vocab, states_inputs, vocab_settings
+from eagle.vocab import dataset_inputs, load_vocab, states_inputs, vocab_settings
 from eagle.watch import validation_figures, watching
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import console, waiting
 from synthgen.corpus.journal import read_journal
+from synthgen.corpus.lock import claimed
 from synthgen.corpus.manifest import (
     Manifest,
     Speed,
@@ -53,11 +56,17 @@ def train(config: RunConfig) -> Manifest | None:
     """Train the run's draft to the end, on as many processes as torchrun started; return the manifest beside
     its checkpoints, None on all processes but the first.
 
-    Raises ConfigError, ArtifactError or TrainingError as its parts do; KeyboardInterrupt, with a
-    checkpoint saved, when SIGINT or SIGTERM asked it, or any of the processes, to stop.
+    Raises ConfigError, ArtifactError or TrainingError as its parts do, ArtifactError too when another command
+    trains this draft; KeyboardInterrupt, with a checkpoint saved, when SIGINT or SIGTERM asked it, or any of
+    the processes, to stop.
     """
-    with joined(config.train) as world:
+    with joined(config.train, stall_s(config)) as world, _held(config, world):
         return train_in(world, config)
+
+
+def _held(config: RunConfig, world: World) -> AbstractContextManager[None]:
+    """The run's draft, which the first process holds for all."""
+    return claimed(config.checkpoints_path, parts=1) if world.is_first else contextlib.nullcontext()
 
 
 def train_in(world: World, config: RunConfig) -> Manifest | None:
@@ -68,9 +77,8 @@ def train_in(world: World, config: RunConfig) -> Manifest | None:
     world.rank.own(per_step)
     require_trackers(config)
     inputs = states_inputs(config)
-    streamed = " --set train.stream=true" if config.train.stream else ""
-    vocab_made = require_manifest(config.vocab_path, f"eagle vocab CONFIG{streamed}")
-    require_fit(config.vocab_path, vocab_made, settings=vocab_settings(config), inputs=inputs)
+    vocab_made = require_manifest(config.vocab_path, "eagle vocab CONFIG")
+    require_fit(config.vocab_path, vocab_made, settings=vocab_settings(config), inputs=dataset_inputs(config))
     settings = train_settings(config) | streamed_settings(config)
     inputs |= {"vocab": digest_of(vocab_made)}
     found = read_manifest(directory)
@@ -93,6 +101,8 @@ def train_in(world: World, config: RunConfig) -> Manifest | None:
             world.wait()  # until all are known to be whole
         feed = feed_of(config, world.rank)
         heldout = None if config.train.stream else HeldOut.of(config)
+    if config.train.stream:
+        console.print("train: states are streamed: nothing is validated", soft_wrap=True)
     plans = plans_of(config, feed.outlines)
     steps = sum(-(-len(plan) // per_step) for plan in plans)
 
@@ -127,11 +137,15 @@ def train_in(world: World, config: RunConfig) -> Manifest | None:
                     world.wait()
                     console.print(f"train: stopped after step {progress.step} of {steps}, with a checkpoint")
                     raise KeyboardInterrupt
-        except (ServerError, ArtifactError):  # the next states can't be had: nothing is wrong with the draft
-            watch.keep(progress)
+        except (ServerError, ArtifactError) as error:  # no states come: nothing is wrong with the draft
+            if world.rank.world == 1:
+                watch.keep(progress)
+            else:  # the others wait in the update: they can't help to save
+                error.args = (f"{error}. The same command goes on from step {watch.saved_step}",)
             raise
 
     # ---- What came out ------------------------------------------------------------------------------
+    world.wait()  # until all have said what they left out
     if not world.is_first:
         return None
     figures = figures_of(list(read_journal(config.training_log_path, LogLine)), progress, draft)

@@ -27,7 +27,7 @@ from synthgen.client.launch import plain, serving_url
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import bar
 from synthgen.corpus.journal import read_journal
-from synthgen.corpus.manifest import require_manifest
+from synthgen.corpus.manifest import read_manifest, require_manifest
 from synthgen.corpus.records import Record
 from synthgen.corpus.samples import DatasetRow, Sample
 from synthgen.corpus.verifier_files import hub_model, local_directory, shape_of
@@ -92,6 +92,11 @@ def verify_states(config: RunConfig, checks: Checks) -> StatesReport:
     made; whatever is wrong with the states themselves is in the report.
     """
     require_manifest(config.dataset_path, "synthgen mix CONFIG")
+    if config.train.stream and read_manifest(config.states_path) is None:
+        raise ArtifactError(
+            f"{config.states_path}: there are no states: with train.stream none are stored. To check what "
+            f"the server captures, run `eagle extract CONFIG` first; training doesn't need it"
+        )
     require_manifest(config.states_path, "eagle extract CONFIG")
     samples = {sample.id: sample for sample in wanted_samples(config)}
     problems: list[str] = []

@@ -29,7 +29,7 @@ from synthgen.corpus.manifest import (
     write_manifest,
 )
 from synthgen.corpus.samples import Sample, SpanKind, read_samples
-from synthgen.corpus.verifier_files import shape_of
+from synthgen.corpus.verifier_files import revision_of, shape_of
 from synthgen.errors import ArtifactError, ConfigError
 
 FILE_NAME = "vocab.safetensors"
@@ -153,7 +153,7 @@ def require_states(config: RunConfig) -> Manifest:
     states = require_manifest(config.states_path, "eagle extract CONFIG")
     layers = [*config.extract.aux_layers, shape_of(config.verifier).num_layers]
     wanted = {
-        "verifier": {"model": config.verifier.model, "revision": config.verifier.revision},
+        "verifier": {"model": config.verifier.model, "revision": revision_of(config.verifier)},
         "taps": states.settings["taps"] | {"ids": layers},
         "max_seq_tokens": config.extract.max_seq_tokens,
     }
@@ -168,14 +168,17 @@ def require_states(config: RunConfig) -> Manifest:
     return states
 
 
+def dataset_inputs(config: RunConfig) -> dict[str, str]:
+    """What the vocabulary is made from. Raises ArtifactError when it is missing."""
+    return {"dataset": digest_of(require_manifest(config.dataset_path, "synthgen mix CONFIG"))}
+
+
 def states_inputs(config: RunConfig) -> dict[str, str]:
-    """What vocabulary and training are made from: the shards, or the dataset where states are streamed.
+    """What training is made from: the shards, or the dataset where states are streamed.
 
     Raises ArtifactError when that is missing or doesn't fit.
     """
-    if config.train.stream:
-        return {"dataset": digest_of(require_manifest(config.dataset_path, "synthgen mix CONFIG"))}
-    return {"states": digest_of(require_states(config))}
+    return dataset_inputs(config) if config.train.stream else {"states": digest_of(require_states(config))}
 
 
 def vocab_settings(config: RunConfig) -> dict[str, Any]:
@@ -188,13 +191,13 @@ def vocab_settings(config: RunConfig) -> dict[str, Any]:
 
 
 def make_vocab(config: RunConfig) -> Manifest:
-    """Choose the draft vocabulary from the extracted samples, or keep another draft's.
+    """Choose the draft vocabulary from the dataset, or keep another draft's.
 
     A complete, fitting one is left as it is.
     """
     started = time.monotonic()
     settings = vocab_settings(config)
-    inputs = states_inputs(config)
+    inputs = dataset_inputs(config)
     found = read_manifest(config.vocab_path)
     if found is not None:
         require_fit(config.vocab_path, found, settings=settings, inputs=inputs)
@@ -205,7 +208,7 @@ def make_vocab(config: RunConfig) -> Manifest:
     if not counts_V.any():
         raise ArtifactError(
             f"{config.dataset_path}: none of the {len(samples)} samples has a supervised token: "
-            f"generate traces and extract their states first"
+            f"generate traces first"
         )
     if config.vocab.from_draft is None:
         vocab = build_vocab(counts_V, config.vocab.size)

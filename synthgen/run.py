@@ -38,7 +38,7 @@ SHUTDOWN_TIMEOUT_S = 120
 """What torchrun gives its processes after a signal to end: the checkpoint of a large draft takes a minute."""
 WHAT = {"generate": "the traces", "extract": "the hidden states", "train": "the checkpoints"}
 ROWS_FAILED = 1
-"""What a stage ends with that has made records of some failures."""
+"""What a stage of one process ends with that has made records of some failures; torchrun, for any error."""
 MAY_LACK_ROWS = ("synthgen generate", "eagle extract", "eagle train")
 
 
@@ -165,7 +165,8 @@ def _run_stage(stage: Stage, config_path: Path, run_path: Path) -> None:
     if code == 130 or (asked.to_end and stage.processes > 1 and code != 0):  # torchrun ends with 1
         raise KeyboardInterrupt
     made = read_manifest(stage.artifact)
-    if code == ROWS_FAILED and stage.name in MAY_LACK_ROWS and made is not None and made.complete:
+    may_lack = stage.processes == 1 and stage.name in MAY_LACK_ROWS
+    if code == ROWS_FAILED and may_lack and made is not None and made.complete:
         console.print("going on without the rows that failed")
     elif code != 0:
         raise StageFailed(stage, code)

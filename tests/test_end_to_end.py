@@ -46,6 +46,7 @@ from synthgen.corpus.settings import load_config
 from synthgen.generate.traces import ServerFacts, trace_of
 from synthgen.run import stages
 from tests.conftest import ROOT
+from tests.eagle.test_prefill import healthy
 from tests.rows import row_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -361,7 +362,7 @@ def test_sampling_under_capture_follows_the_verifiers_distribution(
     head = _verifier_head(line.config)
     surprisals, entropies = [], []
     for reply in replies:
-        captured = asyncio.run(take_states(spool / (reply.kv_transfer_params or {})["states_file"]))
+        captured = asyncio.run(take_states(spool / (reply.kv_transfer_params or {})["states_file"], healthy))
         prompt = len(reply.prompt_token_ids or ())
         logits = target_logits(head, captured.states_T4H[prompt - 1 :, 3]).logits_QK
         log_p = logits.double().log_softmax(-1)
@@ -404,7 +405,7 @@ def test_acceptance_counted_live_is_what_the_trained_draft_proposes(
     load_weights(trained_checkpoint(config), draft)
     drafts = accepted = 0
     for reply in replies:
-        captured = asyncio.run(take_states(spool / (reply.kv_transfer_params or {})["states_file"]))
+        captured = asyncio.run(take_states(spool / (reply.kv_transfer_params or {})["states_file"], healthy))
         output = reply.choices[0].token_ids or ()
         tokens = [*(reply.prompt_token_ids or ()), *output]
         slot = len(tokens) - len(output) - 1

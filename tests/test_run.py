@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from synthgen.corpus.journal import read_journal
+from synthgen.corpus.manifest import manifest_of, write_manifest
 from synthgen.corpus.records import Trace
 from synthgen.corpus.settings import load_config
 from synthgen.errors import DiskError
 from synthgen.mock_server import Fixed, MockConfig, MockServer
 from synthgen.plan.stages import plan
-from synthgen.run import require_disk, run, stage_command, stages
+from synthgen.run import Stage, StageFailed, _run_stage, require_disk, run, stage_command, stages
 
 ROOT = Path(__file__).parent.parent
 
@@ -124,6 +125,15 @@ def test_too_little_disk_is_refused_before_the_first_stage(
     assert done.returncode == 2
     assert "the traces, the hidden states, the checkpoints need" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_torchruns_code_1_is_always_an_error(tmp_path: Path) -> None:
+    """It stands for every error of a process: a refused training isn't taken for one that lacks rows."""
+    made = manifest_of("train", settings={}, inputs={}, figures={"samples_left_out": 1}, seconds=1.0)
+    write_manifest(tmp_path / "checkpoints", made)
+    stage = Stage(("eagle", "train"), tmp_path / "checkpoints", processes=2)
+    with pytest.raises(StageFailed, match="eagle train ended with code 1"):
+        _run_stage(stage, tmp_path / "nowhere.yaml", tmp_path)
 
 
 def test_a_stage_is_stopped_before_the_disk_is_full(

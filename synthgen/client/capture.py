@@ -12,6 +12,7 @@ from synthgen.corpus.config import RunConfig
 from synthgen.errors import ServerMismatch
 
 FILE_WAIT_S = 60.0
+"""A reply may come before its file; a writer that takes longer than this has failed."""
 
 
 def states_file(told: dict[str, Any] | None, config: RunConfig, base_url: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 from synthgen.client.api import ApiClient
 from synthgen.client.control import Control, Fingerprint
@@ -13,6 +14,14 @@ MOST_SERVERS_LOST = 5
 PROBE_S = 2.0
 PROBE_TIMEOUT_S = 5.0
 """For each question to a server that is back: an interrupted run waits for the answers."""
+
+
+def stayed_away(down_wait_s: float, base_urls: Iterable[str], what: str) -> ServerUnreachable:
+    """The error for servers that nobody waits for any longer; `what` there is stays."""
+    return ServerUnreachable(
+        f"no server has answered for {down_wait_s:.0f} s (generate.down_wait_s): {', '.join(base_urls)}. "
+        f"All {what} so far are kept; run the same command again when one is back"
+    )
 
 
 async def is_back(client: ApiClient, control: Control, expected: Fingerprint) -> bool:

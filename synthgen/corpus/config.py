@@ -71,6 +71,11 @@ class RunConfig(Section, frozen=True, kw_only=True):
                 "train.stream and generate.capture can't go together: captured states lie on the disk until "
                 "`eagle extract` packs them, which streaming does without: set one of them to false"
             )
+        if self.train.stream and self.train.processes > 1 and not self.server.base_urls:
+            raise ValueError(
+                f"train.stream with train.processes {self.train.processes} needs servers that run: set "
+                f"server.base_urls to where `synthgen serve CONFIG --role capture` serves"
+            )
         if self.train.max_seq_tokens > self.draft.max_position_embeddings:
             raise ValueError(
                 f"train.max_seq_tokens {self.train.max_seq_tokens} is more than "

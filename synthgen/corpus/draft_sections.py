@@ -198,6 +198,11 @@ class TrainConfig(Section, frozen=True, kw_only=True):
             )
         if self.patience is not None:
             positive(self, "patience")
+            if self.stream:
+                raise ValueError(
+                    f"patience {self.patience} and stream can't go together: streamed states are never "
+                    f"validated on: set patience to null, or stream to false"
+                )
         if len(set(self.trackers)) < len(self.trackers):
             raise ValueError(f"trackers {list(self.trackers)} has one twice")
         if not 0 <= self.warmup_fraction < 1:

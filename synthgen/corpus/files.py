@@ -84,14 +84,18 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def require_free_disk(directory: Path, needed_bytes: int, what: str) -> None:
-    """Raise DiskError unless `directory`'s disk holds `needed_bytes` more, with a tenth to spare."""
+def require_free_disk(
+    directory: Path, needed_bytes: int, what: str, lower: str = "prompts.limit or generate.max_tokens"
+) -> None:
+    """Raise DiskError unless `directory`'s disk holds `needed_bytes` more, with a tenth to spare.
+
+    lower: settings that it takes less with.
+    """
     free = free_bytes(directory)
     if needed_bytes * SPARE > free:
         raise DiskError(
             f"{what} need {in_units(needed_bytes)} and a tenth to spare, but the disk of {directory} has "
-            f"{in_units(free)} free: free some space, set run_dir to a larger disk, or lower "
-            f"prompts.limit or generate.max_tokens"
+            f"{in_units(free)} free: free some space, set run_dir to a larger disk, or lower {lower}"
         )
 
 

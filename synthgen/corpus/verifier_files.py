@@ -67,6 +67,14 @@ def config_directory(verifier: VerifierConfig) -> Path:
     return local_directory(verifier) or snapshot(hub_model(verifier))
 
 
+def revision_of(verifier: VerifierConfig) -> str | None:
+    """The commit that a hub's model is taken at, however it was named; of a directory, what the config says.
+
+    Raises what `config_directory` raises.
+    """
+    return verifier.revision if local_directory(verifier) else config_directory(verifier).name
+
+
 def shape_of(verifier: VerifierConfig) -> VerifierShape:
     """The verifier's sizes. Raises what `config_directory` and `read_shape` raise."""
     return read_shape(config_directory(verifier))

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from synthgen.client.api import ApiClient
 from synthgen.client.control import Control, Fingerprint
 from synthgen.client.metrics import ServerLoad
-from synthgen.client.outage import PROBE_S, is_back
-from synthgen.errors import ServerUnreachable
+from synthgen.client.outage import PROBE_S, is_back, stayed_away
 from synthgen.generate.limiter import Limit, Look, next_limit
 
 LOOK_S = 0.5
@@ -121,11 +120,8 @@ class Pool:
                     endpoint.in_flight += 1
                     return endpoint
                 if self._given_up():
-                    raise ServerUnreachable(
-                        f"no server has answered for {self._down_wait_s:.0f} s (generate.down_wait_s): "
-                        f"{', '.join(e.control.base_url for e in self.endpoints)}. All replies so far are "
-                        f"kept; run the same command again when one is back"
-                    )
+                    urls = [endpoint.control.base_url for endpoint in self.endpoints]
+                    raise stayed_away(self._down_wait_s, urls, "replies")
                 await self._room.wait()
         return None
 

@@ -126,7 +126,10 @@ def _extract(config: RunConfig, replies: Replies, hidden: int, rates: Rates) -> 
     captured = min(_native_share(config), 1.0) if config.generate.capture else 0.0
     sent = round(tokens * (1 - captured))
     if config.train.stream:
-        return _streamed(config, rows, tokens, why, rates)
+        trained = rows - _heldout_rows(config, rows)  # nothing is validated
+        if trained < rows:
+            why += f" × {trained:,} of {rows:,} rows, which aren't held out,"
+        return _streamed(config, trained, tokens * trained // max(rows, 1), why, rates)
     starts = 1 if sent and not config.server.base_urls else 0
     return StagePlan(
         name="extract",
@@ -149,7 +152,8 @@ def _extract(config: RunConfig, replies: Replies, hidden: int, rates: Rates) -> 
 
 def _streamed(config: RunConfig, rows: int, tokens: int, why: str, rates: Rates) -> StagePlan:
     """States that are made while they are trained on: all of them in each epoch, few on the disk."""
-    epochs, spool_mib = config.train.epochs, config.train.stream_spool_mib
+    train = config.train
+    epochs, spool_mib = train.epochs, train.stream_spool_mib * train.processes
     starts = 0 if config.server.base_urls else 1
     return StagePlan(
         name="extract",
@@ -162,7 +166,8 @@ def _streamed(config: RunConfig, rows: int, tokens: int, why: str, rates: Rates)
         measured=rates.prefill.measured,
         formulas={
             "tokens": f"{why} × train.epochs {epochs}: with train.stream anew in each, while training",
-            "disk": f"train.stream_spool_mib {spool_mib:,}",
+            "disk": f"train.stream_spool_mib {train.stream_spool_mib:,}"
+            + (f" × train.processes {train.processes}" if train.processes > 1 else ""),
             "work": f"{tokens * epochs:,} tokens / {rates.prefill.value:,.0f} a second, beside the training",
         },
     )
@@ -176,7 +181,7 @@ def _heldout_rows(config: RunConfig, rows: int) -> int:
 
 def _train(config: RunConfig, extract: StagePlan, hidden: int, rates: Rates) -> StagePlan:
     train = config.train
-    held_rows = _heldout_rows(config, extract.rows)
+    held_rows = 0 if train.stream else _heldout_rows(config, extract.rows)
     once = extract.tokens // train.epochs if train.stream else extract.tokens
     held = round(once * held_rows / max(extract.rows, 1))
     tokens = (once - held) * train.epochs

@@ -87,6 +87,8 @@ def test_too_little_disk_is_refused_with_both_sizes(tmp_path: Path) -> None:
         DiskError, match=r"the hidden states need 1024\.0 TiB and a tenth to spare.* free: free some"
     ):
         require_free_disk(tmp_path / "not" / "yet", 1 << 50, "the hidden states")
+    with pytest.raises(DiskError, match=r"to a larger disk, or lower train\.stream_spool_mib$"):
+        require_free_disk(tmp_path, 1 << 50, "streamed states", "train.stream_spool_mib")
     require_free_disk(tmp_path, 1, "one byte")
 
 

@@ -27,6 +27,7 @@ from synthgen.client.launch import capturing, started
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.settings import load_config
 from tests.conftest import ROOT
+from tests.eagle.test_prefill import healthy
 
 pytest.importorskip("vllm")
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -116,7 +117,7 @@ async def ask(server: Server, bodies: list[dict[str, Any]]) -> list[tuple[list[i
     async with client:
         replies = [reply for reply, _ in await asyncio.gather(*map(client.complete, bodies))]
     files = [(reply.kv_transfer_params or {})["states_file"] for reply in replies]
-    captured = [await take_states(server.config.spool_path / file) for file in files]
+    captured = [await take_states(server.config.spool_path / file, healthy) for file in files]
     outputs = [list(reply.choices[0].token_ids or ()) for reply in replies]
     return [
         (body["prompt"] + output, one) for body, output, one in zip(bodies, outputs, captured, strict=True)

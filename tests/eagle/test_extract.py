@@ -307,6 +307,38 @@ def test_a_sample_that_is_refused_is_a_record_and_the_others_are_there(
     assert [entry.sample_ids for entry in read_index(config.states_path)][-1] == ("seed02-0",)
 
 
+def test_a_dataset_that_changed_starts_no_server_for_known_failures(tmp_path: Path) -> None:
+    """All others have states: it is complete, and the failure stays on record. Here a server can't start."""
+    config = tiny_config(tmp_path)
+    write_verifier(Path(config.verifier.model))
+    write_dataset(config, [trace(0), captured(config, 1)])
+    refused = StatesFailure(sample_id="seed00-0", message="too long")
+    write_journal(config.states_path / "failures.jsonl", [refused])
+    assert extract(config).figures["failed"] == 1
+    shutil.rmtree(config.dataset_path)
+    write_dataset(config, [trace(0), captured(config, 1), captured(config, 2)])
+    made = extract(config)
+    assert (made.complete, made.figures["samples"], made.figures["failed"]) == (True, 2, 1)
+    assert list(read_journal(config.states_path / "failures.jsonl", StatesFailure)) == [refused]
+
+
+def test_failures_before_an_abort_stay_on_record(
+    config: RunConfig, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sample is refused, then no file comes any more: the first is its own fault, the others' isn't."""
+    traces = [trace(number) for number in range(20)]
+    write_dataset(config, traces)
+    server.handler = handler = Capturing(config)
+    handler.refuses = {traces[1].prompt_token_ids + traces[1].output_token_ids}
+    handler.writes = 4
+    monkeypatch.setattr("eagle.prefill.FILE_WAIT_S", 0.2)
+    with pytest.raises(ArtifactError, match=r"8 samples in a row failed"):
+        extract(config)
+    (failure,) = read_journal(config.states_path / "failures.jsonl", StatesFailure)
+    assert failure.sample_id == "seed01-0"
+    assert "too long" in failure.message
+
+
 def test_a_server_that_captures_other_layers_ends_the_stage(
     config: RunConfig, server: ScriptedServer
 ) -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -24,12 +25,15 @@ import sys
 from eagle.hub_weights import checkpoint_directory
 from synthgen.corpus.console import exits
 from synthgen.corpus.sections import VerifierConfig
-from synthgen.corpus.verifier_files import shape_of
+from synthgen.corpus.verifier_files import revision_of, shape_of
 
 model, revision = sys.argv[1], sys.argv[2] or None
 verifier = VerifierConfig(model=model, revision=revision, served_name="m", think_end=None, tool_section=None,
                           trust_remote_code=False)
 with exits():
+    if sys.argv[3:] == ["revision"]:
+        print(revision_of(verifier))
+        sys.exit()
     print(shape_of(verifier).vocab_size)
     if sys.argv[3:] != ["shape"]:
         print(checkpoint_directory(verifier))
@@ -100,6 +104,29 @@ def test_what_is_cached_is_read_offline(tmp_path: Path, hub: ModelHub) -> None:
     require_weights(read(tmp_path, hub, "org/model", HF_HUB_OFFLINE="1"))
     require_weights(read(tmp_path, hub, "org/model", COMMIT, HF_HUB_OFFLINE="1"))
     assert hub.asked == []
+
+
+def test_processes_that_start_together_fetch_once(tmp_path: Path, hub: ModelHub) -> None:
+    """One fetches, the others wait for it; what a killed one left is removed."""
+    require_weights(read(tmp_path, hub, "org/model"))
+    (fetched,) = (tmp_path / "hf").rglob("assets/**/model.safetensors")
+    fetched.rename(left := fetched.with_name(".model.safetensors.0123456789ab.tmp"))
+    hub.asked.clear()
+    with ThreadPoolExecutor(2) as both:
+        found = [both.submit(read, tmp_path, hub, "org/model") for _ in range(2)]
+    for one in found:
+        require_weights(one.result())
+    assert sum(one.span is not None and one.span[0] > 8 for one in hub.asked) == 3
+    assert not left.exists()
+
+
+def test_the_commit_of_a_branch_is_what_artifacts_keep(tmp_path: Path, hub: ModelHub) -> None:
+    """So that a branch that moves is another verifier; a directory has what the config says."""
+    for named in ("", "main", COMMIT):
+        assert read(tmp_path, hub, "org/model", named, "revision").stdout == f"{COMMIT}\n"
+    (tmp_path / "cwd/here").mkdir()
+    checkpoint(tmp_path / "cwd/here/model", weights())
+    assert read(tmp_path, hub, "here/model", "", "revision").stdout == "None\n"
 
 
 def test_sizes_alone_take_config_json_alone(tmp_path: Path, hub: ModelHub) -> None:

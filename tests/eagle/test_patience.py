@@ -136,7 +136,7 @@ def test_a_server_that_comes_back_as_another_is_refused(config: RunConfig, serve
     handler._come_back = come_back  # type: ignore[method-assign]
     with pytest.raises(ServerMismatch, match="is another server than the run's: its tokenizer is"):
         extract(config)
-    assert not (config.states_path / "failures.jsonl").exists()
+    assert list(read_journal(config.states_path / "failures.jsonl", StatesFailure)) == []
 
 
 def test_a_sample_that_the_server_dies_of_is_a_record(config: RunConfig, server: ScriptedServer) -> None:

@@ -81,11 +81,25 @@ def spool_file(path: Path) -> Path:
     return path
 
 
+async def healthy() -> bool:
+    """A server that is there."""
+    return True
+
+
 def test_a_spool_file_is_taken_once(tmp_path: Path) -> None:
     """Read and removed, with what the server said of it."""
     path = spool_file(tmp_path / "f.safetensors")
-    taken = asyncio.run(take_states(path))
+    taken = asyncio.run(take_states(path, healthy))
     assert (taken.token_ids_T.tolist(), taken.layer_ids, taken.dtype) == ([1], (1, 2, 3, 6), "float32")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_file_is_removed_too(tmp_path: Path) -> None:
+    """The sample is asked for again, or left out: nobody would come for the file."""
+    path = tmp_path / "f.safetensors"
+    path.write_bytes(b"12345678901234567890")
+    with pytest.raises(ArtifactError, match=r"f\.safetensors: damaged"):
+        asyncio.run(take_states(path, healthy))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -93,9 +107,11 @@ def test_files_that_do_not_come_hold_up_nobody(tmp_path: Path) -> None:
     """A hundred that wait leave a file that is there readable, and end when they are cancelled."""
 
     async def work() -> list[BaseException | Captured]:
-        waiting = [asyncio.create_task(take_states(tmp_path / f"{n}.safetensors")) for n in range(100)]
+        waiting = [
+            asyncio.create_task(take_states(tmp_path / f"{n}.safetensors", healthy)) for n in range(100)
+        ]
         await asyncio.sleep(0.1)
-        await take_states(spool_file(tmp_path / "f.safetensors"))
+        await take_states(spool_file(tmp_path / "f.safetensors"), healthy)
         for task in waiting:
             task.cancel()
         return await asyncio.gather(*waiting, return_exceptions=True)

@@ -80,7 +80,7 @@ def test_no_changed_byte_goes_unseen(
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    """Both checksums and what to do; it can't be a half-written one, those have another name."""
+    """Both checksums; it can't be a half-written one, those have another name."""
     path = tmp_path / "f.safetensors"
     path.write_bytes(b"12345678901234567890")
     with pytest.raises(ArtifactError, match=r"f\.safetensors: damaged"):
@@ -94,7 +94,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         ArtifactError,
         match=r"f\.safetensors: damaged: the crc32 of what it holds is [0-9a-f]{8}, that of what was written "
-        r"7404b3ec: its states are to be had anew \(`eagle extract CONFIG --retry-failed`\)",
+        r"7404b3ec$",
     ):
         read_states(path)
     path.write_bytes(content.replace(b"[2, 4", b"[2, x"))
@@ -106,7 +106,7 @@ def test_a_file_without_a_checksum_is_refused(tmp_path: Path) -> None:
     """As older versions wrote them."""
     path = tmp_path / "f.safetensors"
     save_file({"token_ids": torch.tensor([1]), "states": torch.zeros(1, 4, 2)}, path)
-    with pytest.raises(ArtifactError, match=r"is [0-9a-f]{8}, that of what was written absent: "):
+    with pytest.raises(ArtifactError, match=r"is [0-9a-f]{8}, that of what was written absent$"):
         read_states(path)
 
 

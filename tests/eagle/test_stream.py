@@ -16,11 +16,15 @@ import pytest
 import torch
 from aiohttp import web
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 from eagle import spool
+from eagle.__main__ import app
 from eagle.batches import Position
 from eagle.checkpoint import checkpoints, load_progress
+from eagle.export import chosen
 from eagle.feed import Rank, ShardFeed, plans_of
+from eagle.packing import remove_orphans
 from eagle.step import train_step
 from eagle.stream import LeftOut, StreamFeed, clear_spool, feed_of
 from eagle.train import train
@@ -29,10 +33,12 @@ from eagle.vocab import make_vocab
 from synthgen.client.launch import captured_layers
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.journal import read_journal
+from synthgen.corpus.lock import claimed
 from synthgen.corpus.manifest import Manifest, read_manifest
 from synthgen.corpus.records import Trace
-from synthgen.corpus.settings import load_config
+from synthgen.corpus.settings import load_config, save_config
 from synthgen.errors import ArtifactError, ConfigError, ServerMismatch, ServerUnreachable
+from tests.eagle.test_parallel import codes, said, started, train_aloud
 from tests.eagle.tiny import (
     ROOT,
     VOCAB,
@@ -213,13 +219,16 @@ def test_the_manifest_says_that_states_were_streamed(config: RunConfig, handler:
         train_again(train={"stream": False})
 
 
-def test_a_vocabulary_of_shards_is_not_taken_for_a_streams(tmp_path: Path, server: ScriptedServer) -> None:
-    """Each training says what its vocabulary was made from."""
+def test_a_vocabulary_is_made_of_the_dataset(tmp_path: Path, server: ScriptedServer) -> None:
+    """Before there are states, and whether they will be streamed or not: it is the same one."""
     config = streaming(tmp_path, server)
     write_dataset(config, twelve())
-    with pytest.raises(ArtifactError, match=r"run `eagle vocab CONFIG --set train\.stream=true` first"):
+    with pytest.raises(ArtifactError, match=r"run `eagle vocab CONFIG` first"):
         train(config)
-    assert make_vocab(config).figures["supervised_tokens"] == 162
+    made = make_vocab(tiny_config(tmp_path))
+    assert made.figures["supervised_tokens"] == 162
+    assert list(made.inputs) == ["dataset"]
+    assert make_vocab(config) == made
 
 
 def test_the_spool_keeps_its_bound(tmp_path: Path, server: ScriptedServer) -> None:
@@ -261,6 +270,77 @@ def test_captured_replies_are_not_streamed() -> None:
         load_config(ROOT / "configs/demo.yaml", ("train.stream=true", "generate.capture=true"))
 
 
+def test_nothing_is_validated(config: RunConfig, handler: Prefilling, capsys: Any) -> None:
+    """Training says so at its start, the export in what it chose; waiting for a better one is refused."""
+    manifest = trained(config)
+    assert "states are streamed: nothing is validated" in capsys.readouterr().err
+    assert chosen(config.checkpoints_path, manifest)[1] == "the newest: a streamed training validates none"
+    with pytest.raises(ConfigError, match=r"patience 3 and stream can't go together"):
+        load_config(ROOT / "configs/demo.yaml", ("train.stream=true", "train.patience=3"))
+
+
+def test_two_cannot_train_the_same_draft(config: RunConfig, handler: Prefilling) -> None:
+    """The second is told before it reads, asks or removes anything; extraction leaves the first its files."""
+    mine, old = config.spool_path / "stream-0-a.safetensors", config.spool_path / "b.safetensors"
+    for path in (mine, old):
+        write_states_file(path, (1, 2), handler.layers)
+    with claimed(config.checkpoints_path, parts=1):
+        with pytest.raises(ArtifactError, match=r"checkpoints/lock: another process is writing .*: wait"):
+            train(config)
+        remove_orphans(config)
+        assert (mine.exists(), old.exists()) == (True, False)
+    remove_orphans(config)
+    assert not mine.exists()
+    assert handler.asked == []
+
+
+def test_under_torchrun_a_sample_that_is_left_out_is_no_error(
+    config: RunConfig, handler: Prefilling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends with 1 for every error, so code 1 would say nothing; alone, code 1 says it."""
+    handler.refuses = {ids_of(twelve()[5])}
+    path = config.run_path / "my.yaml"
+    save_config(config, path)
+    assert CliRunner().invoke(app, ["train", str(path)]).exit_code == 1
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    assert CliRunner().invoke(app, ["train", str(path)]).exit_code == 0
+
+
+def test_two_processes_count_a_sample_that_is_left_out_once(
+    tmp_path: Path, server: ScriptedServer, shards: RunConfig
+) -> None:
+    """Each keeps a journal of its own; one process that goes on knows them all and copies none."""
+    config = written(streaming(tmp_path, server, train__batches_per_step="2"), twelve())
+    handler = Prefilling(config, server)
+    refused = [twelve()[2], twelve()[5], twelve()[9]]
+    handler.refuses = {ids_of(one) for one in refused}
+    assert codes(started(2, train_aloud, config)) == [0, 0]
+    made = read_manifest(config.checkpoints_path)
+    assert made is not None
+    assert made.figures["samples_left_out"] == 3
+    journals = sorted(config.checkpoints_path.glob("failures-*of2.jsonl"))
+    records = [record for path in journals for record in read_journal(path, LeftOut)]
+    assert {record.sample_id for record in records} == {one.id for one in refused}
+    again = StreamFeed(config, Rank())
+    with again.running():
+        assert again.figures() == {"samples_left_out": 3}
+    assert not (config.checkpoints_path / "failures.jsonl").exists()
+
+
+def test_a_server_that_stays_away_ends_all_processes(tmp_path: Path, server: ScriptedServer) -> None:
+    """None waits for the others' part of a checkpoint; the error says from which step it goes on."""
+    config = written(streaming(tmp_path, server, train__batches_per_step="2"), twelve())
+    handler = Prefilling(config, server)
+    handler.gone_after = 8
+    began = time.monotonic()
+    assert codes(started(2, train_aloud, config)) == [2, 2]
+    assert "\n".join(said(config, 2)).count("goes on from step 0") == 1
+    assert time.monotonic() - began < 60
+    assert checkpoints(config.checkpoints_path) == []
+    handler.back()
+    assert codes(started(2, train_aloud, config)) == [0, 0]
+
+
 def test_several_processes_need_a_server_that_runs(tmp_path: Path) -> None:
     """Each would start one on the same port."""
     config = written(tiny_config_with_verifier(tmp_path), twelve())
@@ -268,6 +348,11 @@ def test_several_processes_need_a_server_that_runs(tmp_path: Path) -> None:
     refused = r"on 2 processes needs servers that run: .* set server\.base_urls"
     with pytest.raises(ConfigError, match=refused), feed.running():
         pass
+    many = ("train.stream=true", "train.processes=2", "train.batches_per_step=2")
+    with pytest.raises(
+        ConfigError, match=r"train\.processes 2 needs servers that run: set server\.base_urls"
+    ):
+        load_config(ROOT / "configs/demo.yaml", many)
 
 
 def tiny_config_with_verifier(directory: Path) -> RunConfig:
@@ -334,6 +419,7 @@ def test_a_sample_whose_states_cannot_be_had_is_left_out(
     (record,) = read_journal(config.checkpoints_path / "failures.jsonl", LeftOut)
     assert (record.sample_id, record.epoch) == ("seed05-0", 0)
     assert "too long" in record.message
+    assert handler.asked.count(ids_of(refused)) == 1
     assert figures["samples_left_out"] == 1
     whole = read_manifest(shards.checkpoints_path)
     assert whole is not None
@@ -373,13 +459,19 @@ def test_a_batch_of_failed_samples_alone_teaches_nothing(tmp_path: Path, server:
 
 
 def test_when_every_sample_fails_it_is_not_the_samples(config: RunConfig, handler: Prefilling) -> None:
-    """The run ends after eight with the last one's reason, and none of them is left out when it goes on."""
+    """The run ends after eight with the last one's reason. What batches lacked that were trained on is on
+    record, also when it goes on; the samples of the last one are asked for again."""
     handler.refuses = {ids_of(one) for one in twelve()}
     with pytest.raises(ArtifactError, match=r"states of 8 samples in a row could not be had; .*too long"):
         train(config)
-    assert list(read_journal(config.checkpoints_path / "failures.jsonl", LeftOut)) == []
+    (path,) = checkpoints(config.checkpoints_path)
+    plan = plans_of(config, StreamFeed(config, Rank()).outlines)[0]
+    blank = [(0, n) for n in range(load_progress(path).index) for _ in plan[n]]
+    records = list(read_journal(config.checkpoints_path / "failures.jsonl", LeftOut))
+    assert sorted((record.epoch, record.index) for record in records) == blank
+    assert 1 <= len(records) <= 7
     handler.refuses = set()
-    assert trained(config).figures["samples_left_out"] == 0
+    assert trained(config).figures["samples_left_out"] == len(records)
 
 
 def test_a_file_that_is_lost_is_asked_for_once_more(

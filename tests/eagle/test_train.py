@@ -8,6 +8,7 @@ import shutil
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from eagle.batches import Position, pack
+from eagle.batches import Batch, Position, pack
 from eagle.checkpoint import checkpoints, load_progress
 from eagle.draft import build_draft
 from eagle.feed import Rank, ShardFeed, Update
@@ -63,8 +64,28 @@ def update_of(config: RunConfig, *, aux: float | None = None) -> Update:
         num_batches=1,
         samples=tuple(outline.place for outline in feed.outlines),
         totals_S=totals_S,
+        num_own=1,
         batches=iter([batch]),
     )
+
+
+def test_an_update_takes_a_batch_when_it_is_through_with_the_one_before(tmp_path: Path) -> None:
+    """Whoever made it may then take its states back; the last one alone sums gradients over processes."""
+    config = tiny_config(tmp_path)
+    write_run(config)
+    trainee, update = trainee_of(config), update_of(config)
+    (batch,) = update.batches
+    through: list[int] = []
+    trainee.engine.register_forward_hook(lambda *_: through.append(1))
+    before: list[int] = []
+
+    def batches() -> Iterator[Batch]:
+        for _ in range(3):
+            before.append(len(through))
+            yield batch
+
+    train_step(trainee, dataclasses.replace(update, num_own=3, batches=batches()), 0, 4)
+    assert before == [0, 1, 2]
 
 
 def log_of(config: RunConfig) -> list[LogLine]:

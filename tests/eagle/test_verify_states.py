@@ -17,7 +17,8 @@ from eagle.verifier import read_weights
 from eagle.verify_states import Checks, spread, verify_states
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.settings import save_config
-from tests.eagle.tiny import tiny_config, write_run
+from synthgen.errors import ArtifactError
+from tests.eagle.tiny import tiny_config, trace, write_dataset, write_run
 
 OFFLINE = Checks(samples=8, live=False, reference=False)
 
@@ -72,6 +73,14 @@ def test_samples_that_are_held_out_are_looked_at_too(tmp_path: Path) -> None:
     index.write_bytes(b"".join(index.read_bytes().splitlines(keepends=True)[:-1]))
     (problem,) = verify_states(config, OFFLINE).problems
     assert problem == "1 samples of the dataset have no states, the first is seed14-0"
+
+
+def test_streamed_states_are_not_there_to_be_looked_at(tmp_path: Path) -> None:
+    """A streamed run lacks nothing: the error says so."""
+    config = tiny_config(tmp_path, train__stream="true")
+    write_dataset(config, [trace(0)])
+    with pytest.raises(ArtifactError, match=r"with train\.stream none are stored.* training doesn't need it"):
+        verify_states(config, OFFLINE)
 
 
 def test_what_is_looked_at_is_spread_over_the_whole_dataset() -> None:

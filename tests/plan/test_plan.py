@@ -72,6 +72,22 @@ def test_streamed_states_take_the_spools_room_and_are_made_each_epoch(tmp_path: 
         "× train.epochs 10: with train.stream anew in each, while training"
     )
     assert states.starts == 1
+    many = (
+        "train.stream=true",
+        "train.processes=8",
+        "train.batches_per_step=8",
+        "server.base_urls=[http://s/v1]",
+    )
+    assert plan(kimi(tmp_path, *many)).stage("extract").disk_bytes == 8 * 16 * GIB
+
+
+def test_what_is_held_out_is_not_streamed_nor_validated(tmp_path: Path) -> None:
+    """Of 1,000 samples 950 are asked for, no best checkpoint is kept beside the newest."""
+    made = plan(kimi(tmp_path, "train.stream=true", "mix.heldout_fraction=0.05"))
+    states, train = made.stage("extract"), made.stage("train")
+    assert (states.rows, states.tokens) == (train.rows, train.tokens) == (950, 10 * 1_945_600)
+    assert train.formulas["work"] == "(19,456,000 tokens) / 12,320 a second"
+    assert train.disk_bytes == plan(kimi(tmp_path)).stage("train").disk_bytes
 
 
 def test_samples_that_are_held_out_are_extracted_and_validated(tmp_path: Path) -> None:
