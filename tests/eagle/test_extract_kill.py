@@ -26,7 +26,7 @@ import torch
 import yaml
 
 from eagle.__main__ import main
-from eagle.extract import StatesFailure
+from eagle.extract import StatesFailure, wanted_samples
 from eagle.shards import read_all, read_index, verify_shard
 from eagle.states import SampleStates
 from synthgen.client.control import Control
@@ -347,7 +347,7 @@ def test_a_server_is_killed_that_captures(path: Path, config: RunConfig, server:
     for stage in ("screen", "mix"):
         assert run("synthgen", stage, path).wait(120) == 0
     assert spawned(path).wait(300) == 0
-    samples = read_samples(config.train_path, config.extract.max_seq_tokens)
+    samples = wanted_samples(config)
     assert len(samples) > 60
     assert in_shards(config, samples) == {sample.id for sample in samples}
     assert asides(config.spool_path) == []
