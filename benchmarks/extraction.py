@@ -62,9 +62,11 @@ class Clients:
             self.config, self.urls[capture], concurrency=self._concurrency, max_tokens=self._tokens
         )
 
-    async def in_turns(self, work: Callable[[Any], Awaitable[Any]], items: Iterable[Any]) -> list[Any]:
-        """`work` on every item, so many at a time."""
-        room = asyncio.Semaphore(self._concurrency)
+    async def in_turns(
+        self, work: Callable[[Any], Awaitable[Any]], items: Iterable[Any], ahead: int = 1
+    ) -> list[Any]:
+        """`work` on every item, so many at a time; `ahead` times as many, where requests take turns below."""
+        room = asyncio.Semaphore(self._concurrency * ahead)
 
         async def one(item: Any) -> Any:
             async with room:
@@ -86,7 +88,9 @@ class Clients:
                 sample = Sample(id=prompt.id, domain="d", token_ids=ids, spans=spans)
                 if capture:
                     path = states_file(reply.kv_transfer_params, self.config, self.urls[1])
-                    checked(sample, await take_states(path, client.is_healthy), self.shape, self.config.extract)
+                    checked(
+                        sample, await take_states(path, client.is_healthy), self.shape, self.config.extract
+                    )
                 return sample
 
             return await self.in_turns(one, prompts)
@@ -104,11 +108,11 @@ class Clients:
     async def prefill(self, samples: list[Sample]) -> None:
         """The same with states."""
         async with self.client(capture=True) as client:
-            turns = asyncio.Semaphore(self.config.extract.concurrency)
+            turns = asyncio.Semaphore(self._concurrency)
             source = Prefill(
                 config=self.config, base_url=self.urls[1], client=client, shape=self.shape, turns=turns
             )
-            await self.in_turns(source.states_of, samples)
+            await self.in_turns(source.states_of, samples, ahead=2)
 
 
 def one_round(clients: Clients, prompts: list[SeedPrompt], number: int) -> dict[str, float]:

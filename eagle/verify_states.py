@@ -36,8 +36,8 @@ from synthgen.errors import ArtifactError
 PROBE_AGREEMENT = {"bfloat16": 0.995, "float8_e4m3fn": 0.95}
 """Part of the probed tokens on which state and server must agree, by how states are stored.
 
-Two tokens that are nearly as likely change places in fp8: 96.9 % stayed the same on SmolLM2-135M, of a set that
-is shifted by one next to none.
+Two tokens that are nearly as likely change places in fp8: 96.9 % stayed the same on SmolLM2-135M. Of a set
+that is shifted by one next to none would.
 """
 TAP_ERROR = {"bfloat16": 0.02, "float8_e4m3fn": 0.05}
 """Largest median relative error of a tap against the reference, by how it is stored."""
