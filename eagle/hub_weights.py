@@ -26,8 +26,8 @@ from synthgen.corpus.verifier_files import (
     HubModel,
     fetched,
     hub_model,
-    imported_hub,
     local_directory,
+    package_for,
     refused,
     snapshot,
 )
@@ -73,7 +73,7 @@ class HubFiles:
 
     def _asked(self, file: str, start: int, end: int) -> bytes | Exception | None:
         """The answer, or the error with which its connection broke."""
-        hub = imported_hub(self.model.id)
+        hub = package_for(self.model.id)
         url = hub.hf_hub_url(self.model.id, file, revision=self.model.revision)
         headers = hub.utils.build_hf_headers() | {"Range": f"bytes={start}-{end - 1}"}
         try:
@@ -115,7 +115,7 @@ def weights_directory(model: HubModel) -> Path:
     files = wanted_files(read_index(index) if index.exists() else None)
     if files and all((whole / file).exists() for file in files):
         return whole
-    hub = imported_hub(model.id)
+    hub = package_for(model.id)
     small = Path(hub.cached_assets_path("synthgen", namespace=model.id, subfolder=whole.name))
     with alone(small):  # all processes of a training come here at once
         if not (small / SINGLE_FILE).exists():

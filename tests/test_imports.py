@@ -29,6 +29,7 @@ ORDER = [
     "synthgen.corpus.settings",
     "synthgen.corpus.verifier_config",
     "synthgen.corpus.console",
+    "synthgen.corpus.hub",
     "synthgen.corpus.verifier_files",
     "synthgen.client",
     "synthgen.client.descriptors",

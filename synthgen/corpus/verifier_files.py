@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from synthgen.corpus.console import console
+from synthgen.corpus.hub import imported_hub
 from synthgen.corpus.sections import VerifierConfig
 from synthgen.corpus.verifier_config import CONFIG_FILE, VerifierShape, read_shape
 from synthgen.errors import ArtifactError, ConfigError, ServerError, SynthgenError
@@ -85,7 +86,7 @@ def shape_at_hand(verifier: VerifierConfig) -> VerifierShape | None:
     if directory := local_directory(verifier):
         return read_shape(directory)
     try:
-        hub, model = imported_hub(verifier.model), hub_model(verifier)
+        hub, model = package_for(verifier.model), hub_model(verifier)
     except ConfigError:
         return None
     cached = hub.try_to_load_from_cache(model.id, CONFIG_FILE, revision=model.revision)
@@ -118,7 +119,7 @@ def fetched(model: HubModel, name: str) -> Path | None:
     Offline (HF_HUB_OFFLINE=1), or while nothing answers, what is in the cache is taken.
     Raises ConfigError for a repository, revision or access that isn't there, ServerError without an answer.
     """
-    hub = imported_hub(model.id)
+    hub = package_for(model.id)
     try:
         return Path(hub.hf_hub_download(model.id, name, revision=model.revision))
     except hub.errors.RemoteEntryNotFoundError:
@@ -129,7 +130,7 @@ def fetched(model: HubModel, name: str) -> Path | None:
 
 def refused(model: HubModel, name: str, error: Exception) -> SynthgenError:
     """What a user is told when `name` of a model can't be had."""
-    errors = imported_hub(model.id).errors
+    errors = package_for(model.id).errors
     what = f"verifier.model {model}: no directory here ({Path(model.id).absolute()}), and as a hub id"
     if isinstance(error, errors.GatedRepoError):
         return ConfigError(f"{what} it is gated: accept its terms on its page on the hub and set HF_TOKEN")
@@ -155,21 +156,12 @@ def refused(model: HubModel, name: str, error: Exception) -> SynthgenError:
     )
 
 
-def imported_hub(model: str) -> Any:
-    """huggingface_hub. Raises ConfigError naming the extra that brings it."""
-    try:
-        hub = importlib.import_module("huggingface_hub")
-        for name in ("constants", "errors", "utils"):
-            importlib.import_module(f"huggingface_hub.{name}")
-        return hub
-    except ImportError as error:
-        raise ConfigError(
-            f"verifier.model {model}: no directory here, and huggingface_hub, which fetches a hub id, isn't "
-            f"installed: pip install 'synthgen[train]'"
-        ) from error
-
-
 def in_one_line(error: BaseException) -> str:
     """What an error says, cut to a length that a message can carry."""
     words = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     return words if len(words) <= REASON_CHARACTERS else words[:REASON_CHARACTERS] + " …"
+
+
+def package_for(model: str) -> Any:
+    """huggingface_hub, which fetches a hub id. Raises ConfigError when it isn't installed."""
+    return imported_hub(f"verifier.model {model} is no directory here, so it is a hub id")

@@ -5,11 +5,11 @@ The token is huggingface_hub's own: HF_TOKEN or what `hf auth login` stored. It 
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from synthgen.corpus.hub import imported_hub
 from synthgen.errors import ConfigError, ServerError
 
 KEPT_HERE = ["run.yaml"]
@@ -31,7 +31,7 @@ def open_hub(repo: str, *, private: bool) -> Hub:
 
     Raises ConfigError without huggingface_hub, a good name or a token, ServerError when nothing answers.
     """
-    hub = _huggingface_hub(repo)
+    hub = imported_hub(f"--push-to-hub {repo}")
     try:
         hub.utils.validate_repo_id(repo)
     except ValueError as error:
@@ -53,7 +53,7 @@ def push(target: Hub, directory: Path, title: str) -> str:
     What a repository that was there has in data/ and the export hasn't is deleted by that commit.
     Raises ServerError when the hub refuses or is gone; the export stays as it is.
     """
-    hub = _huggingface_hub(target.repo)
+    hub = imported_hub(f"--push-to-hub {target.repo}")
     made = _asked(
         hub,
         target.repo,
@@ -87,16 +87,4 @@ def _asked(hub: Any, repo: str, what: str, call: Any, **arguments: Any) -> Any:
         raise ServerError(
             f"--push-to-hub {repo}: {what} failed at {hub.constants.ENDPOINT}: {reason}. See whether the hub "
             f"can be reached and the token may write there, then run the same command again"
-        ) from error
-
-
-def _huggingface_hub(repo: str) -> Any:
-    try:
-        hub = importlib.import_module("huggingface_hub")
-        for name in ("constants", "errors", "utils"):
-            importlib.import_module(f"huggingface_hub.{name}")
-        return hub
-    except ImportError as error:
-        raise ConfigError(
-            f"--push-to-hub {repo}: huggingface_hub isn't installed: pip install 'synthgen[train]'"
         ) from error

@@ -286,5 +286,8 @@ def test_without_huggingface_hub_the_extra_that_brings_it_is_named(tmp_path: Pat
     hidden.mkdir(parents=True)
     (hidden / "__init__.py").write_text("raise ImportError('not here')")
     done = read(tmp_path, None, "org/model", "", "shape", PYTHONPATH=f"{hidden.parent}:{ROOT}")
-    assert "no directory here, and huggingface_hub, which fetches a hub id, isn't installed: " in done.stderr
+    assert (
+        "verifier.model org/model is no directory here, so it is a hub id: huggingface_hub isn't"
+        in done.stderr
+    )
     assert "pip install 'synthgen[train]'" in done.stderr
