@@ -171,7 +171,7 @@ class VllmProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.PIPE,  # closes when we end, even by kill -9; then the server is killed
-                env=_environment(config),
+                env=_environment(config, serving),
                 start_new_session=True,  # a Ctrl-C is ours to handle, then the server is stopped
             )
 
@@ -291,10 +291,13 @@ def _require_free_port(host: str, port: int) -> None:
             )
 
 
-def _environment(config: RunConfig) -> dict[str, str]:
+def _environment(config: RunConfig, serving: Serving) -> dict[str, str]:
     environment = {**os.environ, "VLLM_NO_USAGE_STATS": "1"}
     if config.server.device == "cpu":
         environment["VLLM_CPU_KVCACHE_SPACE"] = str(config.server.kv_cache_gib)
     if local_directory(config.verifier):
         environment["HF_HUB_OFFLINE"] = "1"
+    if "--kv-transfer-config" in serving.arguments:
+        # On GPUs the second model runner is vLLM's default; the connector was tested with the first.
+        environment.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")
     return environment
