@@ -51,7 +51,7 @@ def trained(config: RunConfig, show: int = 50) -> tuple[Trainee, dict[str, float
     """One training of a config, in memory."""
     feed = ShardFeed(config)
     plans = plans_of(config, feed.outlines)
-    trainee = trainee_of(config, World(Rank(), torch.device("cpu")))
+    trainee = trainee_of(config, World(Rank(), torch.device("cpu")), fresh=True)
     per_step = config.train.batches_per_step
     steps = sum(-(-len(plan) // per_step) for plan in plans)
     began, targets, losses = time.monotonic(), 0, []

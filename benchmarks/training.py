@@ -67,7 +67,7 @@ def one_training(run_dir: Path, overrides: tuple[str, ...], num_updates: int) ->
     config = smollm2_config(run_dir, *COMMON, *overrides)
     feed = ShardFeed(config)
     plans = plans_of(config, feed.outlines)
-    trainee = trainee_of(config, World(Rank(), torch.device("cpu")))
+    trainee = trainee_of(config, World(Rank(), torch.device("cpu")), fresh=True)
     steps = len(plans[0])
     found = updates(feed, plans, config.train.batches_per_step, Position(0, 0), Rank())
     seconds, targets, began = [], [], time.perf_counter()

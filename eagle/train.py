@@ -107,10 +107,11 @@ def train_in(world: World, config: RunConfig) -> Manifest | None:
     steps = sum(-(-len(plan) // per_step) for plan in plans)
 
     # ---- The draft, as it was left ------------------------------------------------------------------
-    trainee = trainee_of(config, world)
+    saved = checkpoints(directory)
+    trainee = trainee_of(config, world, fresh=not saved)
     draft = trainee.objective.draft
     progress = Progress(step=0, epoch=0, index=0, seconds=0.0, targets=0)
-    if saved := checkpoints(directory):
+    if saved:
         progress = load_checkpoint(saved[-1], draft, trainee.optimizers)
         console.print(f"train: going on from {saved[-1]}")
     world.require_same_step(progress.step)
@@ -159,10 +160,12 @@ def train_in(world: World, config: RunConfig) -> Manifest | None:
     return manifest
 
 
-def trainee_of(config: RunConfig, world: World) -> Trainee:
-    """A fresh draft of the run with its optimizers, and the verifier's head, on this process's device."""
+def trainee_of(config: RunConfig, world: World, *, fresh: bool) -> Trainee:
+    """The run's draft with its optimizers, and the verifier's head, on this process's device.
+
+    Its weights are those to begin with, or empty where they are not `fresh`: a checkpoint's follow.
+    """
     vocab, weights = load_vocab(config.vocab_path), weights_of(config.verifier)
-    fresh = not checkpoints(config.checkpoints_path)
     draft = first_draft(config, weights, vocab, fresh=fresh).to(world.device)
     draft.lm_head.weight.requires_grad_(config.train.head == "trained")
     dtype = DTYPES[config.train.compute_dtype]
