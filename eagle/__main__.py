@@ -18,6 +18,7 @@ from eagle.train import train as train_draft
 from eagle.validation_table import print_validation
 from eagle.verify_states import Checks, StatesReport, verify_states
 from eagle.vocab import make_vocab
+from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import console, exits, tables
 from synthgen.corpus.files import in_units
 from synthgen.corpus.settings import load_config, save_config
@@ -123,11 +124,7 @@ def train(
             flags.append(f"train.init_from={msgspec.json.encode(init_from).decode()}")
         loaded = load_config(config, (*set_, *flags))
         if only_sized:
-            sized = dry_run(loaded)
-            if as_json:
-                print(msgspec.json.encode(sized).decode())
-            else:
-                print_dry_run(sized)
+            _print_sizes(loaded, as_json)
             return
         if as_json:
             raise ConfigError("--json goes with --dry-run: training's figures are in its manifest.json")
@@ -145,6 +142,14 @@ def train(
             raise typer.Exit(0 if "TORCHELASTIC_RUN_ID" in os.environ else 1)
         if figures["validation"] is not None:
             print_validation(figures["validation"])
+
+
+def _print_sizes(config: RunConfig, as_json: bool) -> None:
+    sized = dry_run(config)
+    if as_json:
+        print(msgspec.json.encode(sized).decode())
+    else:
+        print_dry_run(sized)
 
 
 @app.command()
