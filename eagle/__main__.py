@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -131,17 +131,21 @@ def train(
         manifest = train_draft(loaded)
         if manifest is None:  # of many processes the first one speaks
             return
-        figures = manifest.figures
         save_config(loaded, loaded.checkpoints_path / "run.yaml")
-        console.print(
-            f"loss {figures['loss_first']:.3f} -> {figures['loss_last']:.3f} in {figures['steps']:,} steps, "
-            f"predicted acceptance length {figures['acceptance_predicted']:.2f} on the training text"
-        )
-        if left_out := figures.get("samples_left_out"):
-            console.print(f"{left_out:,} samples left out, see {loaded.checkpoints_path}/failures*.jsonl")
-            raise typer.Exit(0 if "TORCHELASTIC_RUN_ID" in os.environ else 1)
-        if figures["validation"] is not None:
-            print_validation(figures["validation"])
+        _print_training(loaded, manifest.figures)
+
+
+def _print_training(config: RunConfig, figures: dict[str, Any]) -> None:
+    """What came out; ends with code 1 when samples were left out."""
+    console.print(
+        f"loss {figures['loss_first']:.3f} -> {figures['loss_last']:.3f} in {figures['steps']:,} steps, "
+        f"predicted acceptance length {figures['acceptance_predicted']:.2f} on the training text"
+    )
+    if figures["validation"] is not None:
+        print_validation(figures["validation"])
+    if left_out := figures.get("samples_left_out"):
+        console.print(f"{left_out:,} samples left out, see {config.checkpoints_path}/failures*.jsonl")
+        raise typer.Exit(0 if "TORCHELASTIC_RUN_ID" in os.environ else 1)
 
 
 def _print_sizes(config: RunConfig, as_json: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import signal
 import threading
@@ -62,6 +63,7 @@ class Prefilling:
         self.asked: list[tuple[int, ...]] = []
         self.refuses: set[tuple[int, ...]] = set()
         self.loses_files = 0
+        self.named = itertools.count()  # no two files have the same name, whoever asks at once
         self.gone_after = 1 << 20
         self.most_bytes = 0
         self.layers = list(captured_layers(config))
@@ -77,7 +79,7 @@ class Prefilling:
             self.asked.append(ids)
         if ids in self.refuses:
             return web.json_response({"error": {"message": "too long"}}, status=400)
-        name = f"{prefix or 'probe'}-{len(self.asked):05d}.safetensors"
+        name = f"{prefix or 'probe'}-{next(self.named):05d}.safetensors"
         if self.loses_files and prefix is not None:
             self.loses_files -= 1
         else:
