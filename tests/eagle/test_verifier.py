@@ -208,6 +208,7 @@ def test_a_checkpoint_in_the_shape_of_kimi_is_read_in_bounded_memory(tmp_path: P
     """Embedding and head of 112 MiB each are mapped, not read; the draft's head takes itself and a few rows.
 
     4,096 rows of the head are 112 MiB in float32; the pages of the file that they are on are at most 112.
+    Pieces take 42 MiB, up to three of which an allocator may keep; all rows at once would take 168.
     """
     for _ in range(2):  # written, then measured in a process of its own
         done = subprocess.run(
@@ -221,7 +222,7 @@ def test_a_checkpoint_in_the_shape_of_kimi_is_read_in_bounded_memory(tmp_path: P
     found = json.loads(done.stdout)
     assert found["read_weights"][1] < 8 * MIB
     assert found["verifier_head"][1] < 8 * MIB
-    assert 112 * MIB < found["copy_head"][1] < (112 + 112 + 80) * MIB
+    assert 112 * MIB < found["copy_head"][1] < (112 + 112 + 3 * 42) * MIB
 
 
 @pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.norm.weight"])
