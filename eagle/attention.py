@@ -3,28 +3,54 @@
 Step s of the test looks back at the keys of steps 0..s. Of step 0 a slot sees its own document up to
 itself; of each later step only its own entry, the *diagonal*, because at serving time it is the only
 one drafted on top of it. So the softmax of slot t runs over t + 1 + s scores: one causal block and s
-single scores. Block 0 goes through a flash kernel, and the diagonals are merged by log-sum-exp.
+single scores. The two are merged by log-sum-exp.
 
-Only *active* slots, those with a supervised target at any step, are queries; every token has a key.
+Only *active* slots are queries; every token has a key. A document's slots are taken a few at a time, with
+the keys up to the last of them and all the queries of a key together, and scores are computed anew for the
+gradients: memory is bounded, nothing is masked but the corner, no key is repeated. It is the same on every
+device. (A flash kernel takes each token as a query, and on the CPU its backward is slow: docs/log.md.)
 
 Axes: T tokens of the batch, N active slots, A query heads, G key-value heads, R = A / G queries that
-share a key, D head size, S later steps.
+share a key, D head size, S later steps; of one piece: n slots, t keys, M = R · n.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_left
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 Starts = tuple[int, ...]
 """Where each document begins among the T tokens, and T at the end."""
+SCORES_AT_ONCE = {"cpu": 1 << 21, "cuda": 1 << 27}
+"""Scores that exist at once, by device: 8 MB in float32, and half a GB on a GPU."""
 
-_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows [low, high) of the active slots, which see the keys of [start, end) no later than themselves."""
+
+    low: int
+    high: int
+    start: int
+    end: int
+
+
+def pieces_of(slots_N: torch.Tensor, starts: Starts, heads: int, device: torch.device) -> list[Piece]:
+    """Slots of one document each, as many as SCORES_AT_ONCE allows for `heads` query heads on `device`."""
+    slots, most = slots_N.tolist(), SCORES_AT_ONCE["cpu" if device.type == "cpu" else "cuda"] // heads
+    pieces: list[Piece] = []
+    for start, end in itertools.pairwise(starts):
+        first, past = bisect_left(slots, start), bisect_left(slots, end)
+        rows = max(1, most // (end - start))
+        for low in range(first, past, rows):
+            high = min(low + rows, past)
+            pieces.append(Piece(low, high, start, slots[high - 1] + 1))
+    return pieces
 
 
 def ttt_attention(
@@ -34,68 +60,24 @@ def ttt_attention(
     later_k_SNGD: torch.Tensor,
     later_v_SNGD: torch.Tensor,
     slots_N: torch.Tensor,
-    starts: Starts,
+    pieces: list[Piece],
 ) -> torch.Tensor:
     """Attend from the active slots to block 0 and to their diagonals; return `[N, A, D]`.
 
-    `slots_N` holds the rising token index of each active slot. On the CPU the flash kernel and its
-    backward are called by hand; elsewhere it is one masked SDPA call for each document.
+    `slots_N` holds the rising token index of each active slot, `pieces` is `pieces_of` them.
     """
-    if q_NAD.device.type == "cpu":
-        merged: torch.Tensor = _Merged.apply(  # type: ignore[no-untyped-call]
-            q_NAD, k_TGD, v_TGD, later_k_SNGD, later_v_SNGD, slots_N, starts
-        )
-        return merged
-    return masked_attention(q_NAD, k_TGD, v_TGD, later_k_SNGD, later_v_SNGD, slots_N, starts)
-
-
-def masked_attention(
-    q_NAD: torch.Tensor,
-    k_TGD: torch.Tensor,
-    v_TGD: torch.Tensor,
-    later_k_SNGD: torch.Tensor,
-    later_v_SNGD: torch.Tensor,
-    slots_N: torch.Tensor,
-    starts: Starts,
-) -> torch.Tensor:
-    """The same by SDPA with a boolean mask: runs on any device, slower, and needs a mask in memory."""
-    bounds = _slots_before(slots_N, starts)
-    groups = q_NAD.shape[1] // k_TGD.shape[1]
-    outputs = []
-    for (start, end), (low, high) in zip(itertools.pairwise(starts), itertools.pairwise(bounds), strict=True):
-        keys = torch.cat((k_TGD[start:end], later_k_SNGD[:, low:high].flatten(0, 1)))
-        values = torch.cat((v_TGD[start:end], later_v_SNGD[:, low:high].flatten(0, 1)))
-        mask = ttt_mask(slots_N[low:high] - start, end - start, len(later_k_SNGD))
-        out = F.scaled_dot_product_attention(
-            q_NAD[low:high].transpose(0, 1)[None],
-            keys.repeat_interleave(groups, 1).transpose(0, 1)[None],
-            values.repeat_interleave(groups, 1).transpose(0, 1)[None],
-            attn_mask=mask,
-        )
-        outputs.append(out[0].transpose(0, 1))
-    return torch.cat(outputs)
-
-
-def _slots_before(slots_N: torch.Tensor, starts: Starts) -> list[int]:
-    """How many slots lie before each start; where every token is one, their values aren't needed."""
-    if len(slots_N) == starts[-1]:
-        return list(starts)
-    return torch.searchsorted(slots_N, torch.tensor(starts, device=slots_N.device)).tolist()
-
-
-def ttt_mask(slots_n: torch.Tensor, tokens: int, later_steps: int) -> torch.Tensor:
-    """`[n, tokens + later_steps * n]` bool for one document: causal block 0, then the diagonals."""
-    causal = torch.arange(tokens, device=slots_n.device) <= slots_n[:, None]
-    diagonal = torch.eye(len(slots_n), dtype=torch.bool, device=slots_n.device)
-    return torch.cat((causal, *[diagonal] * later_steps), dim=1)
+    merged: torch.Tensor = _Merged.apply(  # type: ignore[no-untyped-call]
+        q_NAD, k_TGD, v_TGD, later_k_SNGD, later_v_SNGD, slots_N, pieces
+    )
+    return merged
 
 
 class _Merged(torch.autograd.Function):
-    """Block 0 by the flash kernel, diagonals merged in.
+    """Block 0 with diagonals merged in.
 
     With m the log-sum-exp over all scores of a slot, out = exp(lse0 - m) out0 + Σ_s exp(score_s - m) v_s.
-    The flash backward recomputes its probabilities as exp(score - lse) and subtracts dout·out: fed with
-    the merged m and out, it gives block 0's exact gradients under the merged softmax.
+    Probabilities are computed anew as exp(score - m), and dout·out is subtracted from their gradients: with
+    the merged m and out this gives block 0's exact gradients under the merged softmax.
     """
 
     @staticmethod
@@ -107,61 +89,115 @@ class _Merged(torch.autograd.Function):
         later_k_SNGD: torch.Tensor,
         later_v_SNGD: torch.Tensor,
         slots_N: torch.Tensor,
-        starts: Starts,
+        pieces: list[Piece],
     ) -> torch.Tensor:
-        q_TAD = _scatter(q_NAD, slots_N, len(k_TGD))
-        parts = [
-            _flash(_heads(q_TAD, s, e), _heads(k_TGD, s, e), _heads(v_TGD, s, e), 0.0, True)
-            for s, e in itertools.pairwise(starts)
-        ]
-        out_NAD = torch.cat([out[0].transpose(0, 1) for out, _ in parts])[slots_N]
-        lse_NA = torch.cat([lse[0].transpose(0, 1) for _, lse in parts])[slots_N]
+        out_NAD, lse_NA = _block(q_NAD, k_TGD, v_TGD, slots_N, pieces)
         if len(later_k_SNGD):
             scores_SNA = _diagonal_scores(q_NAD, later_k_SNGD)
             block_lse_NA, lse_NA = lse_NA, torch.cat((lse_NA[None], scores_SNA)).logsumexp(0)
-            merged = out_NAD * (block_lse_NA - lse_NA).exp()[..., None]
+            out_NAD *= (block_lse_NA - lse_NA).exp()[..., None]
             weights_SNA = (scores_SNA - lse_NA).exp()
-            merged += (weights_SNA[..., None] * _per_query(later_v_SNGD, q_NAD)).sum(0)
-            out_NAD = merged.to(q_NAD.dtype)
-        ctx.starts = starts
+            out_NAD += (weights_SNA[..., None] * _per_query(later_v_SNGD, q_NAD)).sum(0)
+        out_NAD = out_NAD.to(q_NAD.dtype)
+        ctx.pieces = pieces
         ctx.save_for_backward(q_NAD, k_TGD, v_TGD, later_k_SNGD, later_v_SNGD, slots_N, out_NAD, lse_NA)
         return out_NAD
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q_NAD, k_TGD, v_TGD, later_k_SNGD, later_v_SNGD, slots_N, out_NAD, lse_NA = ctx.saved_tensors
-        (dout_NAD,) = grads
-        q, out, dout, lse = (_scatter(x, slots_N, len(k_TGD)) for x in (q_NAD, out_NAD, dout_NAD, lse_NA))
-        pieces = [
-            _flash_backward(
-                *(_heads(x, s, e) for x in (dout, q, k_TGD, v_TGD, out)),
-                lse[s:e].transpose(0, 1)[None].contiguous(),
-                0.0,
-                True,
-            )
-            for s, e in itertools.pairwise(ctx.starts)
-        ]
-        dq, dk, dv = (
-            torch.cat([piece[0].transpose(0, 1) for piece in column]) for column in zip(*pieces, strict=True)
+        dout_NAD = grads[0].to(lse_NA.dtype)
+        delta_NA = (dout_NAD * out_NAD).sum(-1)
+        dq_NAD, dk_TGD, dv_TGD = _block_gradients(
+            q_NAD, k_TGD, v_TGD, slots_N, ctx.pieces, lse_NA, dout_NAD, delta_NA
         )
-        dq_NAD = dq[slots_N]
         dlater_k, dlater_v = torch.zeros_like(later_k_SNGD), torch.zeros_like(later_v_SNGD)
         if len(later_k_SNGD):
             extra, dlater_k, dlater_v = _diagonal_gradients(
-                q_NAD, later_k_SNGD, later_v_SNGD, out_NAD, lse_NA, dout_NAD
+                q_NAD, later_k_SNGD, later_v_SNGD, lse_NA, dout_NAD, delta_NA
             )
-            dq_NAD = (dq_NAD + extra).to(q_NAD.dtype)
-        return dq_NAD, dk, dv, dlater_k, dlater_v, None, None
+            dq_NAD += extra
+        dblock = (x.to(q_NAD.dtype) for x in (dq_NAD, dk_TGD, dv_TGD))
+        return *dblock, dlater_k, dlater_v, None, None
 
 
-def _scatter(x_N: torch.Tensor, slots_N: torch.Tensor, tokens: int) -> torch.Tensor:
-    """Rows of the active slots at their tokens, zero elsewhere: zero rows have no gradient."""
-    return x_N.new_zeros((tokens, *x_N.shape[1:])).index_copy_(0, slots_N, x_N)
+def _block(
+    q_NAD: torch.Tensor, k_TGD: torch.Tensor, v_TGD: torch.Tensor, slots_N: torch.Tensor, pieces: list[Piece]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention to block 0 alone, `[N, A, D]`, and the log-sum-exp of its scores, `[N, A]`."""
+    q, k, v = _accurate(q_NAD) * _scale(q_NAD), _accurate(k_TGD), _accurate(v_TGD)
+    out_NAD, lse_NA = torch.empty_like(q), q.new_empty(q.shape[:2])
+    for piece in pieces:
+        k_GtD, v_GtD = _keys(k, piece), _keys(v, piece)
+        scores_GMt = _scores(_queries(q, piece, k), k_GtD, slots_N, piece)
+        most_GM1 = scores_GMt.amax(-1, keepdim=True)
+        weights_GMt = scores_GMt.sub_(most_GM1).exp_()
+        sum_GM1 = weights_GMt.sum(-1, keepdim=True)
+        _put(out_NAD, piece, torch.bmm(weights_GMt, v_GtD).div_(sum_GM1))
+        _put(lse_NA[..., None], piece, most_GM1 + sum_GM1.log())
+    return out_NAD, lse_NA
 
 
-def _heads(x_TAD: torch.Tensor, start: int, end: int) -> torch.Tensor:
-    """One document as the kernel wants it: `[1, A, end - start, D]`."""
-    return x_TAD[start:end].transpose(0, 1)[None]
+def _block_gradients(
+    q_NAD: torch.Tensor,
+    k_TGD: torch.Tensor,
+    v_TGD: torch.Tensor,
+    slots_N: torch.Tensor,
+    pieces: list[Piece],
+    lse_NA: torch.Tensor,
+    dout_NAD: torch.Tensor,
+    delta_NA: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients through block 0, to q, k and v."""
+    scale = _scale(q_NAD)
+    q, k, v = _accurate(q_NAD) * scale, _accurate(k_TGD), _accurate(v_TGD)
+    dq_NAD, dk_TGD, dv_TGD = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    for piece in pieces:
+        k_GtD, v_GtD = _keys(k, piece), _keys(v, piece)
+        q_GMD, dout_GMD, lse_GM1, delta_GM1 = (
+            _queries(x, piece, k) for x in (q, dout_NAD, lse_NA[..., None], delta_NA[..., None])
+        )
+        weights_GMt = _scores(q_GMD, k_GtD, slots_N, piece).sub_(lse_GM1).exp_()
+        _keys(dv_TGD, piece).add_(torch.bmm(weights_GMt.mT, dout_GMD))
+        dscores_GMt = torch.bmm(dout_GMD, v_GtD.mT).sub_(delta_GM1).mul_(weights_GMt)
+        _put(dq_NAD, piece, torch.bmm(dscores_GMt, k_GtD))
+        _keys(dk_TGD, piece).add_(torch.bmm(dscores_GMt.mT, q_GMD))
+    return dq_NAD.mul_(scale), dk_TGD, dv_TGD
+
+
+def _scores(q_GMD: torch.Tensor, k_GtD: torch.Tensor, slots_N: torch.Tensor, piece: Piece) -> torch.Tensor:
+    """`[G, M, t]`: each slot's scores, -inf where a key is later than it."""
+    scores_GMt = torch.bmm(q_GMD, k_GtD.mT)
+    keys_t = torch.arange(piece.start, piece.end, device=slots_N.device)
+    later_nt = keys_t > slots_N[piece.low : piece.high, None]
+    scores_GMt.view(len(k_GtD), -1, *later_nt.shape).masked_fill_(later_nt, -math.inf)
+    return scores_GMt
+
+
+def _queries(x_NAX: torch.Tensor, piece: Piece, like_TGD: torch.Tensor) -> torch.Tensor:
+    """A piece's rows, `[G, M, …]`: beneath each key the queries that share it."""
+    rows = x_NAX[piece.low : piece.high]
+    grouped = rows.view(len(rows), like_TGD.shape[1], -1, rows.shape[-1])
+    return grouped.permute(1, 2, 0, 3).flatten(1, 2)
+
+
+def _put(x_NAX: torch.Tensor, piece: Piece, rows_GMX: torch.Tensor) -> None:
+    """The reverse: write a piece's rows."""
+    grouped = rows_GMX.view(len(rows_GMX), -1, piece.high - piece.low, rows_GMX.shape[-1])
+    x_NAX[piece.low : piece.high] = grouped.permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def _keys(x_TGD: torch.Tensor, piece: Piece) -> torch.Tensor:
+    """`[G, t, D]`: a piece's keys, values or their gradients, a view."""
+    return x_TGD[piece.start : piece.end].transpose(0, 1)
+
+
+def _accurate(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _scale(q_NAD: torch.Tensor) -> float:
+    return 1 / math.sqrt(q_NAD.shape[-1])
 
 
 def _per_query(x_SNGD: torch.Tensor, q_NAD: torch.Tensor) -> torch.Tensor:
@@ -177,25 +213,22 @@ def _per_key(x_SNAD: torch.Tensor, like_SNGD: torch.Tensor) -> torch.Tensor:
 
 
 def _diagonal_scores(q_NAD: torch.Tensor, later_k_SNGD: torch.Tensor) -> torch.Tensor:
-    accurate = torch.promote_types(q_NAD.dtype, torch.float32)
-    products_SNAD = q_NAD.to(accurate) * _per_query(later_k_SNGD, q_NAD)
-    return products_SNAD.sum(-1) / math.sqrt(q_NAD.shape[-1])
+    products_SNAD = _accurate(q_NAD) * _per_query(later_k_SNGD, q_NAD)
+    return products_SNAD.sum(-1) * _scale(q_NAD)
 
 
 def _diagonal_gradients(
     q_NAD: torch.Tensor,
     later_k_SNGD: torch.Tensor,
     later_v_SNGD: torch.Tensor,
-    out_NAD: torch.Tensor,
     lse_NA: torch.Tensor,
     dout_NAD: torch.Tensor,
+    delta_NA: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients through the diagonals: to q `[N, A, D]`, and to the later keys and values."""
     keys_SNAD, values_SNAD = _per_query(later_k_SNGD, q_NAD), _per_query(later_v_SNGD, q_NAD)
-    dout_NAD = dout_NAD.to(lse_NA.dtype)
     weights_SNA = (_diagonal_scores(q_NAD, later_k_SNGD) - lse_NA).exp()
-    delta_NA = (dout_NAD * out_NAD).sum(-1)
-    dscores_SNA = weights_SNA * ((dout_NAD * values_SNAD).sum(-1) - delta_NA) / math.sqrt(q_NAD.shape[-1])
+    dscores_SNA = weights_SNA * ((dout_NAD * values_SNAD).sum(-1) - delta_NA) * _scale(q_NAD)
     dq_NAD = (dscores_SNA[..., None] * keys_SNAD).sum(0)
     dk_SNGD = _per_key(dscores_SNA[..., None] * q_NAD, later_k_SNGD)
     dv_SNGD = _per_key(weights_SNA[..., None] * dout_NAD, later_v_SNGD)

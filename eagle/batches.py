@@ -83,13 +83,16 @@ class Position:
     index: int
 
 
+SHAPE_STEP = 32
+"""Tokens and slots of a batch are filled up to a multiple of it, so that few shapes occur: a CPU's
+matrix library builds a kernel for each new one, which takes several times as long as to run it."""
 TENSORS = ("token_ids_T", "aux_T3H", "final_PH", "next_kind_T")
 """Of a batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Documents end to end.
+    """Documents end to end, the last one perhaps a blank one (see `pack`).
 
     token_ids_T `[T]`, aux_T3H `[T, 3, H]`, next_kind_T `[T]`; final_PH `[P, H]`, of the targets, before the
     verifier's final norm; `starts` has each document's first token, and T at the end.
@@ -114,7 +117,8 @@ class Batch:
 class Targets:
     """Who predicts what.
 
-    slots_N: `[N]` rising token index of each slot that predicts a target at any step.
+    slots_N: `[N]` rising token index of each slot that predicts a target at any step, and of some
+        that predict none, where they are filled up.
     targets_P: `[P]` rising token index of each target.
     row_SP: `[S, P]` the place in slots_N of the slot that predicts target p at step s.
     valid_SP: `[S, P]` false where that slot would lie before the document; row_SP is then meaningless.
@@ -219,16 +223,22 @@ def plan_epoch(lengths: list[int], batch_tokens: int, seed: int, epoch: int) -> 
     return plan
 
 
-def pack(documents: list[Document]) -> Batch:
-    """Lay documents end to end."""
+def pack(documents: list[Document], multiple: int = 1) -> Batch:
+    """Lay documents end to end, and after them a blank one without targets, up to a multiple of tokens."""
     lengths = [len(d.token_ids_T) for d in documents]
+    blank = -sum(lengths) % multiple
+    aux_D = [d.states.aux.read() for d in documents]
     return Batch(
-        token_ids_T=torch.cat([d.token_ids_T for d in documents]),
-        aux_T3H=torch.cat([d.states.aux.read() for d in documents]),
+        token_ids_T=_joined([d.token_ids_T for d in documents], blank),
+        aux_T3H=_joined(aux_D, blank),
         final_PH=torch.cat([_final_PH(d) for d in documents]),
-        next_kind_T=torch.cat([d.next_kind_T for d in documents]),
-        starts=tuple(itertools.accumulate(lengths, initial=0)),
+        next_kind_T=_joined([d.next_kind_T for d in documents], blank),
+        starts=tuple(itertools.accumulate([*lengths, blank] if blank else lengths, initial=0)),
     )
+
+
+def _joined(tensors: list[torch.Tensor], blank: int) -> torch.Tensor:
+    return torch.cat([*tensors, tensors[0].new_zeros((blank, *tensors[0].shape[1:]))])
 
 
 def blank_batch(tokens: int, hidden_size: int) -> Batch:
@@ -248,16 +258,28 @@ def _final_PH(document: Document) -> torch.Tensor:
     return kept_FH[torch.searchsorted(at_F, document.targets_P)]
 
 
-def find_targets(batch: Batch, steps: int) -> Targets:
-    """The targets of a batch and the slots that predict them at each of `steps` steps."""
+def find_targets(batch: Batch, steps: int, multiple: int = 1) -> Targets:
+    """The targets of a batch and the slots that predict them at each of `steps` steps.
+
+    Where it can be, slots are filled up to a multiple of as many.
+    """
     within_T = positions_of(batch.starts, batch.token_ids_T.device)
     targets_P = ((batch.next_kind_T != Kind.NONE) & (within_T > 0)).nonzero().flatten()
     back_S1 = torch.arange(1, steps + 1, device=targets_P.device)[:, None]
     slot_SP = targets_P - back_S1
     valid_SP = within_T[targets_P] >= back_S1
-    slots_N = torch.unique(slot_SP[valid_SP])
+    slots_N = _filled_up(slot_SP[valid_SP], len(within_T), multiple)
     row_SP = torch.searchsorted(slots_N, slot_SP).clamp(max=max(len(slots_N) - 1, 0))
     return Targets(slots_N=slots_N, targets_P=targets_P, row_SP=row_SP, valid_SP=valid_SP)
+
+
+def _filled_up(slots: torch.Tensor, tokens: int, multiple: int) -> torch.Tensor:
+    """Each of `slots` once, rising, and the first other tokens, though never the last, up to a multiple."""
+    is_slot_T = torch.zeros(tokens, dtype=torch.bool, device=slots.device)
+    is_slot_T[slots] = True
+    missing = -int(is_slot_T.sum()) % multiple
+    is_slot_T[(~is_slot_T[:-1]).nonzero().flatten()[:missing]] = True
+    return is_slot_T.nonzero().flatten()
 
 
 def join_all(

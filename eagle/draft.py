@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from eagle.attention import Starts, ttt_attention
+from eagle.attention import Starts, pieces_of, ttt_attention
 from eagle.draft_files import HEAD
 from eagle.rotary import rotary_tables, rotate
 from eagle.verifier import VerifierWeights
@@ -138,6 +138,8 @@ class Draft(nn.Module):
         embedding_EH, hidden_EH = attention.stacked().chunk(2, dim=1)
         embedded_TE = F.linear(self.midlayer.input_layernorm(embeddings_TH), embedding_EH)
         positions_T = positions_of(starts, aux_T3H.device)
+        pieces = pieces_of(slots_N, starts, self.config.num_attention_heads, aux_T3H.device)
+        slots_N = slots_N.to(aux_T3H.device)
         last = len(aux_T3H) - 1
 
         rows, hidden = torch.arange(last + 1, device=aux_T3H.device), self.combine(aux_T3H)
@@ -156,7 +158,7 @@ class Draft(nn.Module):
                 later_k.append(k)
                 later_v.append(v)
             keys, values = _stack(later_k, block_k, len(rows)), _stack(later_v, block_v, len(rows))
-            attended = ttt_attention(q, block_k, block_v, keys, values, slots_N, starts)
+            attended = ttt_attention(q, block_k, block_v, keys, values, slots_N, pieces)
             hidden = self.midlayer.finish(attended.flatten(1), residual)
             outputs.append(self.norm(hidden))
             if self.config.norm_output:

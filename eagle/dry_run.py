@@ -2,8 +2,7 @@
 
 The draft is built on torch's meta device, where tensors have shapes and no values, and unrolled forward
 and backward at the run's batch_tokens and ttt_steps. Everything is "at most": every token is supervised,
-documents are as long as they may be, and attention goes the masked way that any device can, with its
-scores in memory (a fused kernel keeps none).
+documents are as long as they may be.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from rich.table import Table
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from eagle.attention import Starts
+from eagle.attention import Starts, pieces_of
 from eagle.draft import Draft, unroll
 from eagle.draft_files import HEAD
 from eagle.loss import CHUNK_LOGITS
@@ -37,6 +36,8 @@ STATE_BYTES = 2
 """A batch's states are bfloat16, however they are stored."""
 LOGIT_COPIES = 3
 """In float32 while a chunk's loss is taken: logits, probabilities, and one in between."""
+SCORE_COPIES = 2
+"""In float32 while attention's gradients are taken: probabilities, and their gradients."""
 ADAM_MOMENTS, MUON_MOMENTS = 2, 1
 
 
@@ -148,7 +149,7 @@ def unroll_costs(draft: Draft, starts: Starts, dtype: torch.dtype, steps: int) -
 
     aux_T3H = torch.empty(tokens, 3, hidden_size, dtype=dtype, device=META)
     embeddings_TH = torch.empty(tokens, hidden_size, dtype=dtype, device=META)
-    slots_N = torch.empty(tokens, dtype=torch.int64, device=META)
+    slots_N = torch.arange(tokens)
     with FlopCounterMode(display=False) as counter:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             outputs_SNH = unroll(draft, dtype, aux_T3H, embeddings_TH, slots_N, starts, steps)
@@ -208,9 +209,17 @@ def memory_of(
         + (0 if dtype is torch.float32 else head * dtype.itemsize),
         "verifier embedding and head": rows * hidden * dtype.itemsize,
         "activations": activation_bytes,
+        "attention": _score_bytes(config),
         "loss": _loss_bytes(config, sizes),
         "batch": train.batch_tokens * hidden * 4 * STATE_BYTES,
     }
+
+
+def _score_bytes(config: RunConfig) -> int:
+    """The most scores that exist at once, every token being a slot."""
+    heads, device = config.draft.num_attention_heads, torch.device(config.train.device)
+    pieces = pieces_of(torch.arange(config.train.batch_tokens), starts_of(config), heads, device)
+    return SCORE_COPIES * MASTER_BYTES * heads * max((p.high - p.low) * (p.end - p.start) for p in pieces)
 
 
 def _loss_bytes(config: RunConfig, sizes: Sizes) -> int:

@@ -18,7 +18,17 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from eagle.batches import Batch, Document, Outline, Position, join_all, outline_of, pack, plan_epoch
+from eagle.batches import (
+    SHAPE_STEP,
+    Batch,
+    Document,
+    Outline,
+    Position,
+    join_all,
+    outline_of,
+    pack,
+    plan_epoch,
+)
 from eagle.shards import read_all, read_index, verify_shard
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.samples import read_samples
@@ -168,7 +178,7 @@ def updates(
     ]
     mine = [(at, cut[n]) for at, cut in cuts for n in own if n < len(cut)]
     feed.prepare(mine)
-    made = (pack(feed.documents(numbers)) for _, numbers in mine)
+    made = (pack(feed.documents(numbers), SHAPE_STEP) for _, numbers in mine)
     packed = ahead((batch.pinned() for batch in made) if pinned else made, AHEAD)
     in_turn = _released(feed, packed, mine)
     try:

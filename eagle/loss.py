@@ -10,8 +10,7 @@ there, and an update over many batches or processes is the sum of its parts.
 Logits are only ever made for a few hundred rows at a time. The gradient of soft cross-entropy is
 softmax(z) - p, so it is taken while the logits are there, and nothing is computed twice or kept.
 
-Axes: N active slots, P targets, S steps, H hidden size, K draft vocabulary, V verifier vocabulary; Q
-those of the P targets that carry loss.
+Axes: N active slots, P targets, S steps, H hidden size, K draft vocabulary, V verifier vocabulary.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from eagle.batches import Targets
+from eagle.batches import SHAPE_STEP, Targets
+from eagle.tensors import argmax_last
 from eagle.verifier import VerifierWeights
 from eagle.vocab import VocabMap
 
@@ -42,18 +42,20 @@ class VerifierHead:
     eps: float
     head_VH: torch.Tensor
     target_ids_K: torch.Tensor
+    draft_ids_V: torch.Tensor
+    """Of each of the verifier's tokens the draft's id; -1 where it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetLogits:
     """What the verifier says at each target.
 
-    logits_QK: over the draft vocabulary, of the targets that carry loss.
-    inside_P: `[P]` bool, which those are: the verifier's most likely token is in the draft vocabulary.
+    logits_PK: over the draft vocabulary.
+    best_P: the draft's id of the verifier's most likely token; -1 where the draft vocabulary lacks it.
     """
 
-    logits_QK: torch.Tensor
-    inside_P: torch.Tensor
+    logits_PK: torch.Tensor
+    best_P: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,24 +83,40 @@ def verifier_head(
         eps=eps,
         head_VH=head_VH,
         target_ids_K=vocab.target_ids_K.to(device),
+        draft_ids_V=draft_ids(vocab.t2d_V).to(device),
     )
+
+
+def draft_ids(t2d_V: torch.Tensor) -> torch.Tensor:
+    """`[V]`: of each of the verifier's tokens the draft's id, -1 where `t2d_V` says that it has none."""
+    return torch.where(t2d_V, t2d_V.cumsum(0) - 1, -1)
 
 
 def target_logits(verifier: VerifierHead, final_PH: torch.Tensor) -> TargetLogits:
     """The verifier's logits at its states before the final norm, pruned to the draft vocabulary.
 
-    The norm is computed in float32. A tie between a token inside and one outside counts as inside.
+    The norm is computed in float32. Of tokens that are equally likely the first counts, as when vLLM samples.
     """
-    rows = max(1, CHUNK_LOGITS[final_PH.device.type] // len(verifier.head_VH))
-    pruned, inside = [], []
-    for chunk_PH in torch.split(final_PH, rows):
+    rows = _rows_at_once(4 * CHUNK_LOGITS[final_PH.device.type], len(verifier.head_VH))
+    pruned, best = [], []
+    for chunk_PH in torch.split(_filled_up(final_PH), rows):
         normed_PH = F.rms_norm(chunk_PH.float(), chunk_PH.shape[-1:], verifier.norm_H, verifier.eps)
         logits_PV = F.linear(normed_PH.to(verifier.head_VH.dtype), verifier.head_VH)
-        logits_PK = logits_PV.index_select(1, verifier.target_ids_K)
-        inside_P = logits_PK.amax(-1) == logits_PV.amax(-1)
-        pruned.append(logits_PK[inside_P])
-        inside.append(inside_P)
-    return TargetLogits(logits_QK=torch.cat(pruned), inside_P=torch.cat(inside))
+        pruned.append(logits_PV.index_select(1, verifier.target_ids_K))
+        best.append(verifier.draft_ids_V[argmax_last(logits_PV)])
+    targets = len(final_PH)
+    return TargetLogits(logits_PK=torch.cat(pruned)[:targets], best_P=torch.cat(best)[:targets])
+
+
+def _rows_at_once(numbers: int, columns: int) -> int:
+    """Of a matrix of so many columns, of which `numbers` may exist; a multiple of SHAPE_STEP if it can be."""
+    rows = max(1, numbers // columns)
+    return max(rows - rows % SHAPE_STEP, min(rows, SHAPE_STEP))
+
+
+def _filled_up(x_PX: torch.Tensor) -> torch.Tensor:
+    """Zero rows after those of `x_PX`, up to a multiple of SHAPE_STEP."""
+    return F.pad(x_PX, (0, 0, 0, -len(x_PX) % SHAPE_STEP))
 
 
 def step_losses(
@@ -111,19 +129,17 @@ def step_losses(
 ) -> Losses:
     """Loss and hits of all steps; `outputs_SNH` are the head's inputs, `head_KH` its master weight,
     computed with in the outputs' dtype. `share_SP`: see `shares`."""
-    inside_P = verifier_says.inside_P
-    share_SQ = share_SP[:, inside_P]
-    decays_S = decay ** torch.arange(len(share_SQ), dtype=torch.float32, device=inside_P.device)
-    total, losses_S, hits_SQ = _SoftCrossEntropy.apply(  # type: ignore[no-untyped-call]
+    best_P = verifier_says.best_P
+    decays_S = decay ** torch.arange(len(share_SP), dtype=torch.float32, device=best_P.device)
+    total, losses_S, best_SP = _SoftCrossEntropy.apply(  # type: ignore[no-untyped-call]
         outputs_SNH,
         head_KH if torch.is_grad_enabled() else head_KH.detach(),
-        verifier_says.logits_QK,
-        targets.row_SP[:, inside_P],
-        share_SQ,
+        _filled_up(verifier_says.logits_PK),
+        _filled_up(targets.row_SP.T).T,
+        _filled_up((share_SP * (best_P >= 0)).T).T,
         decays_S / decays_S.sum(),
     )
-    hits_SP = torch.zeros_like(targets.valid_SP)
-    hits_SP[:, inside_P] = hits_SQ
+    hits_SP = best_SP[:, : len(best_P)] == best_P
     return Losses(total=total, losses_S=losses_S, hits_SP=hits_SP & targets.valid_SP)
 
 
@@ -164,51 +180,55 @@ def predicted_acceptance(prefix_hits_S: torch.Tensor, prefix_slots_S: torch.Tens
 
 
 class _SoftCrossEntropy(torch.autograd.Function):
-    """Σ decay · share · CE(p, softmax(head · outputs)), its gradient taken chunk by chunk on the way."""
+    """Σ decay · share · CE(p, softmax(head · outputs)), its gradient taken chunk by chunk on the way.
+
+    Returns it, each step's part without decay `[S]`, and the draft's most likely ids `[S, P]`.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
         outputs_SNH: torch.Tensor,
         head_KH: torch.Tensor,
-        target_logits_QK: torch.Tensor,
-        row_SQ: torch.Tensor,
-        share_SQ: torch.Tensor,
+        target_logits_PK: torch.Tensor,
+        row_SP: torch.Tensor,
+        share_SP: torch.Tensor,
         decay_S: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         steps, slots = outputs_SNH.shape[:2]
         accurate = torch.promote_types(outputs_SNH.dtype, torch.float32)
         weight_KH = head_KH.to(outputs_SNH.dtype)
-        flat_SQ = row_SQ + slots * torch.arange(steps, device=row_SQ.device)[:, None]
+        flat_SP = row_SP + slots * torch.arange(steps, device=row_SP.device)[:, None]
         flat_outputs = outputs_SNH.flatten(0, 1)
         doutputs = torch.zeros_like(flat_outputs) if ctx.needs_input_grad[0] else None
         dhead_KH = torch.zeros_like(head_KH, dtype=accurate) if ctx.needs_input_grad[1] else None
-        weights_SQ = share_SQ * decay_S[:, None]
-        ce_SQ = torch.zeros_like(share_SQ, dtype=accurate)
-        hits_SQ = torch.zeros_like(share_SQ, dtype=torch.bool)
-        width = max(1, CHUNK_LOGITS[head_KH.device.type] // (steps * len(head_KH)))
-        for low in range(0, len(target_logits_QK), width):
+        weights_SP = share_SP * decay_S[:, None]
+        ce_SP = torch.zeros_like(share_SP, dtype=accurate)
+        best_SP = torch.zeros_like(row_SP)
+        width = _rows_at_once(CHUNK_LOGITS[head_KH.device.type], steps * len(head_KH))
+        for low in range(0, len(target_logits_PK), width):
             chunk = slice(low, low + width)
-            rows = flat_SQ[:, chunk].flatten()
+            rows = flat_SP[:, chunk].flatten()
             x = flat_outputs[rows]
-            z_SQK = F.linear(x, weight_KH).to(accurate).view(steps, -1, len(head_KH))
-            p_QK = target_logits_QK[chunk].to(accurate).softmax(-1)
-            q_SQK = z_SQK.softmax(-1)
-            log_sum_SQ = z_SQK.amax(-1) - q_SQK.amax(-1).log()
-            ce_SQ[:, chunk] = log_sum_SQ - (z_SQK * p_QK).sum(-1)
-            hits_SQ[:, chunk] = z_SQK.argmax(-1) == p_QK.argmax(-1)
+            z_SPK = F.linear(x, weight_KH).to(accurate).view(steps, -1, len(head_KH))
+            p_PK = target_logits_PK[chunk].to(accurate).softmax(-1)
+            best_SP[:, chunk] = argmax_last(z_SPK)
+            q_SPK = z_SPK.softmax(-1)
+            at_best = best_SP[:, chunk, None]
+            log_sum_SP = (z_SPK.gather(-1, at_best) - q_SPK.gather(-1, at_best).log()).squeeze(-1)
+            ce_SP[:, chunk] = log_sum_SP - z_SPK.mul_(p_PK).sum(-1)
             if doutputs is None:  # a validation
                 continue
-            dz = q_SQK.sub_(p_QK).mul_(weights_SQ[:, chunk, None]).to(x.dtype).flatten(0, 1)
+            dz = q_SPK.sub_(p_PK).mul_(weights_SP[:, chunk, None]).to(x.dtype).flatten(0, 1)
             doutputs.index_add_(0, rows, dz @ weight_KH)
             if dhead_KH is not None:
                 dhead_KH += dz.T @ x
         ctx.save_for_backward(None if doutputs is None else doutputs.view_as(outputs_SNH), dhead_KH)
         ctx.head_dtype = head_KH.dtype
-        ctx.mark_non_differentiable(hits_SQ)
-        losses_S = (ce_SQ * share_SQ).sum(1)
+        ctx.mark_non_differentiable(best_SP)
+        losses_S = (ce_SP * share_SP).sum(1)
         ctx.mark_non_differentiable(losses_S)
-        return (losses_S * decay_S).sum(), losses_S, hits_SQ
+        return (losses_S * decay_S).sum(), losses_S, best_SP
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from eagle.batches import Batch, Kind, Targets, blank_batch, find_targets, kind_weights
+from eagle.batches import SHAPE_STEP, Batch, Kind, Targets, blank_batch, find_targets, kind_weights
 from eagle.draft import Draft, unroll
 from eagle.feed import Update
 from eagle.loss import VerifierHead, prefix_counts, shares, step_losses, target_logits
@@ -104,7 +104,7 @@ def train_step(trainee: Trainee, update: Update, step: int, steps: int) -> StepM
 
 def _accumulate(trainee: Trainee, batch: Batch, totals_S: torch.Tensor) -> torch.Tensor:
     """Add a batch's gradients to those that are there; return what `unpacked` reads, in float64."""
-    targets = find_targets(batch, trainee.config.ttt_steps)
+    targets = find_targets(batch, trainee.config.ttt_steps, SHAPE_STEP)
     total, losses_S, hits_SP = trainee.engine(batch, targets, totals_S)
     total.backward()
     counts = (hits_SP.sum(1), targets.valid_SP.sum(1), *prefix_counts(hits_SP, targets))

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import torch
 
 from eagle.batches import (
+    SHAPE_STEP,
     Batch,
     Document,
     Kind,
@@ -109,7 +110,7 @@ class HeldOut:
         """A process's batches: the number of each, and the domains of its documents."""
         for at in range(rank.number, len(self.plan), rank.world):
             documents = [self.documents[number] for number in self.plan[at]]
-            yield at, pack(documents), [self.domains[number] for number in self.plan[at]]
+            yield at, pack(documents, SHAPE_STEP), [self.domains[number] for number in self.plan[at]]
 
 
 @torch.no_grad()
@@ -128,7 +129,7 @@ def validate(trainee: Trainee, heldout: HeldOut, step: int) -> Validation:
     with contextlib.closing(ahead(heldout.batches(world.rank), AHEAD)) as batches:
         for at, packed, domains in batches:
             batch = packed.to(world.device)
-            targets = find_targets(batch, steps)
+            targets = find_targets(batch, steps, SHAPE_STEP)
             loss_B[at], batch_losses_S, hits_SP = trainee.engine(batch, targets, totals_S)
             losses_S += batch_losses_S
             domain_B = torch.tensor([names.index(domain) for domain in domains], device=world.device)
@@ -178,6 +179,7 @@ def slot_counts(
     counted_CSN = torch.stack((hits_SN.cumprod(0), valid_SN.cumprod(0), hits_SN, valid_SN))
     ends_B = torch.tensor(batch.starts[1:], device=hits_SP.device)
     document_N = torch.bucketize(targets.slots_N, ends_B, right=True)
+    document_N = document_N.clamp(max=len(domain_B) - 1)  # nothing counts in the blank document at the end
     group_N = domain_B[document_N] * len(Kind) + batch.next_kind_T[targets.slots_N + 1]
     counts_GSC = counted_CSN.new_zeros(domains * len(Kind), len(hits_SP), COUNTS)
     counts_GSC.index_add_(0, group_N, counted_CSN.permute(2, 1, 0))

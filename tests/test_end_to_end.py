@@ -364,7 +364,7 @@ def test_sampling_under_capture_follows_the_verifiers_distribution(
     for reply in replies:
         captured = asyncio.run(take_states(spool / (reply.kv_transfer_params or {})["states_file"], healthy))
         prompt = len(reply.prompt_token_ids or ())
-        logits = target_logits(head, captured.states_T4H[prompt - 1 :, 3]).logits_QK
+        logits = target_logits(head, captured.states_T4H[prompt - 1 :, 3]).logits_PK
         log_p = logits.double().log_softmax(-1)
         sampled = torch.tensor(reply.choices[0].token_ids)[:, None]
         assert len(log_p) == len(sampled)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
-from eagle.attention import Starts, masked_attention, ttt_attention, ttt_mask
+from eagle.attention import SCORES_AT_ONCE, Piece, Starts, pieces_of, ttt_attention
 
-Attention = Callable[..., torch.Tensor]
+CPU = torch.device("cpu")
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -54,16 +52,20 @@ def inputs(
     return tensors, slots_N, starts
 
 
-@pytest.mark.parametrize("attention", [ttt_attention, masked_attention], ids=["merged", "masked"])
+@pytest.mark.parametrize("scores_at_once", [1, 40, 1 << 20], ids=["a-slot", "a-few", "documents"])
 @pytest.mark.parametrize("later", [0, 1, 3])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2), (6, 1)])
-def test_equals_the_loop(attention: Attention, later: int, heads: int, kv_heads: int) -> None:
-    """Output and every gradient equal the naive loop's, with shared key-value heads too."""
+def test_equals_the_loop(
+    monkeypatch: pytest.MonkeyPatch, scores_at_once: int, later: int, heads: int, kv_heads: int
+) -> None:
+    """Output and every gradient equal the naive loop's, however many slots are taken at once."""
+    monkeypatch.setitem(SCORES_AT_ONCE, "cpu", scores_at_once)
     tensors, slots_N, starts = inputs(later, heads, kv_heads)
+    pieces = pieces_of(slots_N, starts, heads, CPU)
     expected = naive(*tensors, slots_N, starts)
     upstream = torch.randn(expected.shape, dtype=expected.dtype, generator=torch.Generator().manual_seed(9))
     expected_grads = torch.autograd.grad(expected, tensors, upstream, allow_unused=True)
-    found = attention(*tensors, slots_N, starts)
+    found = ttt_attention(*tensors, slots_N, pieces)
     found_grads = torch.autograd.grad(found, tensors, upstream)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
     for grad, expected_grad in zip(found_grads, expected_grads, strict=True):
@@ -81,7 +83,7 @@ def test_holds_in_training_precision(dtype: torch.dtype, tolerance: float) -> No
     upstream = torch.ones_like(expected)
     expected_grads = torch.autograd.grad(expected, tensors, upstream)
     low, _, _ = inputs(2, 4, 2, dtype)
-    found = ttt_attention(*low, slots_N, starts)
+    found = ttt_attention(*low, slots_N, pieces_of(slots_N, starts, 4, CPU))
     found_grads = torch.autograd.grad(found, low, upstream.to(dtype))
     assert found.dtype is dtype
     torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
@@ -92,15 +94,18 @@ def test_holds_in_training_precision(dtype: torch.dtype, tolerance: float) -> No
 def test_gradcheck() -> None:
     """Numerical differentiation agrees with the hand-written backward."""
     tensors, slots_N, starts = inputs(2, 2, 1)
-    assert torch.autograd.gradcheck(
-        lambda q, k, v, later_k, later_v: ttt_attention(q, k, v, later_k, later_v, slots_N, starts), tensors
-    )
+    pieces = pieces_of(slots_N, starts, 2, CPU)
+    assert torch.autograd.gradcheck(lambda *given: ttt_attention(*given, slots_N, pieces), tensors)
 
 
-def test_mask_is_causal_then_diagonal() -> None:
-    """Slots 1 and 2 of a three-token document, two later steps: the table of what each may see."""
-    expected = [
-        [1, 1, 0, 1, 0, 1, 0],
-        [1, 1, 1, 0, 1, 0, 1],
-    ]
-    assert ttt_mask(torch.tensor([1, 2]), 3, 2).int().tolist() == expected
+def test_pieces_end_with_their_document_and_see_no_later_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slots 1, 2, 3 of a document of four tokens, none of one of one token, 6, 9, 10 of one of six.
+
+    40 scores of two heads are 5 rows of the first document, 3 of the last; with 24 there are 3 and 2.
+    """
+    slots_N, starts = torch.tensor([1, 2, 3, 6, 9, 10]), (0, 4, 5, 11)
+    monkeypatch.setitem(SCORES_AT_ONCE, "cpu", 40)
+    assert pieces_of(slots_N, starts, 2, CPU) == [Piece(0, 3, 0, 4), Piece(3, 6, 5, 11)]
+    monkeypatch.setitem(SCORES_AT_ONCE, "cpu", 24)
+    expected = [Piece(0, 3, 0, 4), Piece(3, 5, 5, 10), Piece(5, 6, 5, 11)]
+    assert pieces_of(slots_N, starts, 2, CPU) == expected

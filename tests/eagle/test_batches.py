@@ -38,7 +38,7 @@ def states(tokens: int, name: str = "s") -> SampleStates:
     return SampleStates.captured(name, torch.arange(tokens), values)
 
 
-def batch_of(*kinds: list[int]) -> Batch:
+def batch_of(*kinds: list[int], multiple: int = 1) -> Batch:
     documents = [
         Document(
             states=SampleStates.captured(str(n), torch.arange(len(kind)), torch.zeros(len(kind), 4, 1)),
@@ -46,7 +46,7 @@ def batch_of(*kinds: list[int]) -> Batch:
         )
         for n, kind in enumerate(kinds)
     ]
-    return pack(documents)
+    return pack(documents, multiple)
 
 
 def test_kinds_are_those_of_the_next_token() -> None:
@@ -111,11 +111,14 @@ kinds_lists = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min
 
 
 @settings(deadline=None)
-@given(kinds_lists, st.integers(1, 4))
-def test_every_supervised_slot_once_and_within_its_document(kinds: list[list[int]], steps: int) -> None:
+@given(kinds_lists, st.integers(1, 4), st.sampled_from([1, 8]))
+def test_every_supervised_slot_once_and_within_its_document(
+    kinds: list[list[int]], steps: int, multiple: int
+) -> None:
     """At each step the valid slots are exactly those whose token t + 2 + s is supervised in t's document."""
-    batch = batch_of(*kinds)
-    targets = find_targets(batch, steps)
+    batch = batch_of(*kinds, multiple=multiple)
+    targets = find_targets(batch, steps, multiple)
+    assert targets.slots_N.tolist() == sorted(set(targets.slots_N.tolist()))
     for step in range(steps):
         valid_P = targets.valid_SP[step]
         found = targets.slots_N[targets.row_SP[step, valid_P]].tolist()
@@ -158,6 +161,25 @@ def test_packing_keeps_tokens_states_and_starts() -> None:
     assert find_targets(batch, 1).targets_P.tolist() == [3]
     assert batch.final_PH.flatten().tolist() == [7.0]
     assert batch.next_kind_T.tolist() == [2, 0, 2, 2, 0]
+
+
+def test_a_batch_is_filled_up_with_a_document_without_targets() -> None:
+    """Five tokens up to eight: three that nothing is learned from."""
+    batch = batch_of([0, 1, 1], [0, 1], multiple=4)
+    assert batch.token_ids_T.tolist() == [0, 1, 2, 0, 1, 0, 0, 0]
+    assert batch.next_kind_T.tolist() == [0, 1, 1, 0, 1, 0, 0, 0]
+    assert batch.starts == (0, 3, 5, 8)
+    assert batch.aux_T3H.shape == (8, 3, 1)
+
+
+def test_slots_are_filled_up_with_the_first_that_are_none() -> None:
+    """Slots 3 and 4 predict; 0 and 1 come to them, never the last token, and all there are when too few."""
+    batch = batch_of([0, 0, 0, 0, 1, 1])
+    assert find_targets(batch, 1).slots_N.tolist() == [3, 4]
+    filled = find_targets(batch, 1, 4)
+    assert filled.slots_N.tolist() == [0, 1, 3, 4]
+    assert filled.row_SP.tolist() == [[2, 3]]
+    assert find_targets(batch, 1, 32).slots_N.tolist() == [0, 1, 2, 3, 4]
 
 
 @settings(deadline=None)

@@ -58,32 +58,34 @@ def test_the_draft_of_kimi_has_the_parameters_of_its_arithmetic(tmp_path: Path) 
         "bfloat16 casts": 2 * 1_190_970_368,
         "verifier embedding and head": 2 * 163_840 * 7168 * 2,
         "activations": 0,
+        "attention": 2 * 4 * 64 * 1024 * 2048,
         "loss": 0,
         "batch": 8192 * 4 * 7168 * 2,
     }
-    assert 20 * GIB < found.memory_bytes["activations"] < 40 * GIB
+    assert 8 * GIB < found.memory_bytes["activations"] < 16 * GIB
     assert found.states_bytes == 8192 * 57_344
     assert found.flops["verifier logits"] == 2 * 8192 * 7168 * 163_840
     assert found.flops["draft logits and gradients"] == 3 * 2 * 3 * 8192 * 7168 * 32_000
     assert found.flops["unroll forward"] == kimi_forward()
-    assert found.flops["unroll backward"] == 2 * kimi_forward()
+    # scores are computed anew for the gradients: a fifth product beside two for each of the forward's two
+    assert found.flops["unroll backward"] == 2 * kimi_forward() + KIMI_SCORES
+
+
+KIMI_SCORES = 2 * 3 * 4 * (1024 * 1024 + 1024 * 2048) * 8192
+"""Products of a query and a key, in three steps: four documents of 2,048 in halves, over 64 heads of 128."""
 
 
 def kimi_forward() -> int:
-    """Multiply-adds times two: `fc`, the embedding's half once, and each step's half, layer and attention.
-
-    Four documents of 2,048: of step s a slot sees 2,048 scores, and as many more for each step before.
-    """
+    """Multiply-adds times two: `fc`, the embedding's half once, and each step's half, layer and attention."""
     tokens, hidden, heads = 8192, 7168, 8192
     once = 3 * hidden * hidden + 3 * heads * hidden
     step = 3 * heads * hidden + heads * hidden + 3 * hidden * 18_432
-    scores = sum(4 * 2048 * 2048 * (1 + s) for s in range(3))
-    return 2 * tokens * (once + 3 * step) + 2 * 2 * scores * heads
+    return 2 * tokens * (once + 3 * step) + 2 * KIMI_SCORES
 
 
 @pytest.mark.parametrize("fc_norm", ["true", "false"])
 def test_the_unroll_on_meta_takes_what_a_real_one_takes(tmp_path: Path, fc_norm: str) -> None:
-    """All products but attention's, which on the CPU is a kernel that torch doesn't count."""
+    """Each product, attention's included: it goes the same way on every device."""
     config = tiny_config(tmp_path, draft__fc_norm=fc_norm)
     write_verifier(tmp_path / "verifier")
     vocab = build_vocab(torch.ones(VOCAB, dtype=torch.int64), config.vocab.size)
@@ -96,9 +98,7 @@ def test_the_unroll_on_meta_takes_what_a_real_one_takes(tmp_path: Path, fc_norm:
     with torch.device("meta"):
         shape = Draft(config.draft, HIDDEN, config.vocab.size)
     flops, activation_bytes = unroll_costs(shape, starts, torch.float32, 3)
-    scores = sum((48 * 48 + 16 * 16) * (1 + step) for step in range(3))
-    attention = 2 * 2 * scores * 4 * 8
-    assert sum(flops.values()) - 3 * attention == counter.get_total_flops()
+    assert sum(flops.values()) == counter.get_total_flops()
     assert activation_bytes > 0
 
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eagle.batches import Document, Outline, Position
+from eagle.batches import Batch, Document, Outline, Position
 from eagle.feed import Feed, Rank, ShardFeed, ahead, plans_of, updates
 from eagle.states import SampleStates
 from synthgen.errors import ConfigError
@@ -46,7 +46,13 @@ PLANS = [[[0, 1], [2], [3, 4]], [[4], [3, 2], [1, 0]]]
 
 def seen(per_step: int, start: Position = START, rank: Rank = ALONE) -> list[list[list[int]]]:
     found = updates(Numbered(5), PLANS, per_step, start, rank)
-    return [[batch.token_ids_T.tolist() for batch in update.batches] for update in found]
+    return [[real_tokens(batch) for batch in update.batches] for update in found]
+
+
+def real_tokens(batch: Batch) -> list[int]:
+    """Of each document its one token; then come blank ones, up to 32 tokens in all."""
+    assert len(batch.token_ids_T) == 32
+    return batch.token_ids_T[: len(batch.starts) - 2].tolist()
 
 
 def test_updates_take_the_batches_in_order_and_end_with_the_epoch() -> None:

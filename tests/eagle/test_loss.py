@@ -10,6 +10,7 @@ from eagle.loss import (
     CHUNK_LOGITS,
     TargetLogits,
     VerifierHead,
+    draft_ids,
     predicted_acceptance,
     prefix_counts,
     shares,
@@ -34,6 +35,7 @@ def problem() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, VerifierHead, T
         eps=1e-6,
         head_VH=randn(VERIFIER, HIDDEN),
         target_ids_K=torch.tensor(TARGET_IDS),
+        draft_ids_V=torch.tensor([0, -1, 1, 2, -1, 3, -1, -1, 4]),
     )
     targets_P = torch.arange(1, TARGETS + 1)
     slot_SP = targets_P - torch.arange(1, STEPS + 1)[:, None]
@@ -71,7 +73,7 @@ def from_definition(
     return total / sum(decay**step for step in range(STEPS)), hits
 
 
-@pytest.mark.parametrize("chunk_logits", [1 << 22, 1], ids=["one chunk", "row by row"])
+@pytest.mark.parametrize("chunk_logits", [1 << 22, 1, 31], ids=["one chunk", "row by row", "two rows"])
 @pytest.mark.parametrize("decay", [1.0, 0.8])
 def test_equals_the_definition(decay: float, chunk_logits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Total, hits and both gradients equal those of the loop, however the rows are chunked."""
@@ -122,10 +124,17 @@ def test_pruned_logits_are_of_the_normed_state() -> None:
         eps=0.0,
         head_VH=torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]),
         target_ids_K=torch.tensor([0, 2]),
+        draft_ids_V=torch.tensor([0, -1, 1]),
     )
     says = target_logits(verifier, torch.tensor([[3.0, 4.0], [-3.0, 4.0]]))
-    torch.testing.assert_close(says.logits_QK, torch.tensor([[0.8485281, 3.1112698]]))
-    assert says.inside_P.tolist() == [True, False]
+    expected = torch.tensor([[0.8485281, 3.1112698], [-0.8485281, 1.4142136]])
+    torch.testing.assert_close(says.logits_PK, expected)
+    assert says.best_P.tolist() == [1, -1]
+
+
+def test_draft_ids_count_the_tokens_that_the_draft_has() -> None:
+    """Of five tokens it has three: the second, the third and the last."""
+    assert draft_ids(torch.tensor([False, True, True, False, True])).tolist() == [-1, 0, 1, -1, 2]
 
 
 def test_target_outside_the_vocabulary_has_no_loss_and_misses() -> None:
@@ -136,7 +145,7 @@ def test_target_outside_the_vocabulary_has_no_loss_and_misses() -> None:
         row_SP=torch.tensor([[0, 1]]),
         valid_SP=torch.tensor([[True, True]]),
     )
-    says = TargetLogits(logits_QK=torch.tensor([[2.0, 0.0]]), inside_P=torch.tensor([True, False]))
+    says = TargetLogits(logits_PK=torch.tensor([[2.0, 0.0], [5.0, 1.0]]), best_P=torch.tensor([0, -1]))
     losses = step_losses(
         torch.tensor([[[1.0, 0.0], [9.0, 9.0]]]), torch.eye(2), says, targets, equal_shares(targets), 1.0
     )
@@ -153,7 +162,7 @@ def test_no_targets_at_a_step_leaves_the_others() -> None:
         row_SP=torch.tensor([[0], [0]]),
         valid_SP=torch.tensor([[True], [False]]),
     )
-    says = TargetLogits(logits_QK=torch.tensor([[0.0, 0.0]]), inside_P=torch.tensor([True]))
+    says = TargetLogits(logits_PK=torch.tensor([[0.0, 0.0]]), best_P=torch.tensor([0]))
     losses = step_losses(torch.zeros(2, 1, 2), torch.eye(2), says, targets, equal_shares(targets), 1.0)
     assert losses.total.item() == pytest.approx(0.69314718 / 2)
     assert losses.losses_S.tolist() == pytest.approx([0.69314718, 0.0])
