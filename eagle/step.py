@@ -94,10 +94,11 @@ def train_step(trainee: Trainee, update: Update, step: int, steps: int) -> StepM
             numbers = _take_part(trainee)
     weights = list(trainee.optimizers.named.values())
     norm = whole(nn.utils.get_total_norm([w.grad for w in weights if w.grad is not None]))
-    nn.utils.clip_grads_with_norm_(weights, config.grad_clip_norm, norm)
     *own, grad_norm = torch.cat((numbers, norm.double()[None])).tolist()  # where a GPU is waited for
     metrics = unpacked(trainee.world.sums(own), [*KINDS], config.ttt_steps, grad_norm)
     _require_finite(metrics, step, update)
+    if metrics.grad_norm > config.grad_clip_norm:
+        nn.utils.clip_grads_with_norm_(weights, config.grad_clip_norm, norm)
     trainee.optimizers.step(rate_at(step, steps, config.warmup_fraction))
     return metrics
 
