@@ -81,7 +81,7 @@ async def count(asker: Asker, server: Server, prompts: Sequence[SeedPrompt], con
         before = await server.counts()
         require_drafting(server, before)
         got = await asker.ask_all(server.url, group, concurrency=concurrency, stream=True)
-        counted = await server.settled_since(before)
+        counted = await server.settled_since(before, sum(len(answer.ids) for answer in got))
         by_domain[domain] = require_drafting(server, counted)
         output_tokens += counted.output_tokens
         answers += zip(group, got, strict=True)

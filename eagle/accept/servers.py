@@ -7,6 +7,7 @@ what they answer.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,8 +16,9 @@ from synthgen.client.metrics import ServerCounts, SpecCounters
 from synthgen.errors import ServerError, ServerMismatch
 
 BASE, DRAFTED, UNTRAINED = "base", "drafted", "untrained"
-COUNTER_SETTLE_S = 0.5
+SETTLE_S = 2.0
 """The counters of a reply's last step may appear a moment after the reply."""
+LOOK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +39,14 @@ class Server:
         """What it has counted so far. Raises ServerMismatch when it shows no counters."""
         return await asyncio.to_thread(self.control.counts)
 
-    async def settled_since(self, before: ServerCounts) -> ServerCounts:
-        """What it counted since, the last replies included. Raises ServerError when it was restarted."""
-        await asyncio.sleep(COUNTER_SETTLE_S)
-        return (await self.counts()).since(before)
+    async def settled_since(self, before: ServerCounts, output_tokens: int) -> ServerCounts:
+        """What it counted since, once it has `output_tokens`. Raises ServerError after a restart."""
+        give_up = time.monotonic() + SETTLE_S
+        while (found := (await self.counts()).since(before)).output_tokens < output_tokens:
+            if time.monotonic() > give_up:
+                break
+            await asyncio.sleep(LOOK_S)
+        return found
 
 
 def require_drafting(server: Server, counts: ServerCounts) -> SpecCounters:

@@ -13,10 +13,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from eagle.accept.asker import Asker
+from eagle.accept.asker import Answer, Asker
 from eagle.accept.bootstrap import percentile
 from eagle.accept.report import AtConcurrency, Speed
 from eagle.accept.servers import BASE, DRAFTED, Server
+from synthgen.client.metrics import ServerCounts
 from synthgen.corpus.records import SeedPrompt
 
 
@@ -54,36 +55,34 @@ async def _one_at_a_time(
     asker: Asker, servers: Sequence[Server], prompts: Sequence[SeedPrompt]
 ) -> dict[str, Round]:
     before = {server.name: await server.counts() for server in servers}
-    seconds: dict[str, list[float]] = {server.name: [] for server in servers}
-    replies: dict[str, list[tuple[int, ...]]] = {server.name: [] for server in servers}
+    answers: dict[str, list[Answer]] = {server.name: [] for server in servers}
     async with contextlib.AsyncExitStack() as stack:
         clients = {s.name: await stack.enter_async_context(asker.client(s.url, 1)) for s in servers}
         for number, prompt in enumerate(prompts):
             for name in list(clients)[:: 1 if number % 2 else -1]:
-                answer = await asker.ask(clients[name], prompt)
-                replies[name].append(answer.ids)
-                seconds[name].append(answer.seconds)
-    return {
-        server.name: Round(
-            replies=tuple(replies[server.name]),
-            request_seconds=tuple(seconds[server.name]),
-            seconds=sum(seconds[server.name]),
-            first_token_s=(await server.settled_since(before[server.name])).first_token_mean_s,
-        )
-        for server in servers
-    }
+                answers[name].append(await asker.ask(clients[name], prompt))
+    rounds = {}
+    for server in servers:
+        taken = answers[server.name]
+        seconds = sum(answer.seconds for answer in taken)
+        rounds[server.name] = await _round(server, taken, seconds, before[server.name])
+    return rounds
 
 
 async def _at_once(asker: Asker, server: Server, prompts: Sequence[SeedPrompt], concurrency: int) -> Round:
     before = await server.counts()
     began = time.perf_counter()
     answers = await asker.ask_all(server.url, prompts, concurrency=concurrency)
-    seconds = time.perf_counter() - began
+    return await _round(server, answers, time.perf_counter() - began, before)
+
+
+async def _round(server: Server, answers: Sequence[Answer], seconds: float, before: ServerCounts) -> Round:
+    counted = await server.settled_since(before, sum(len(answer.ids) for answer in answers))
     return Round(
         replies=tuple(answer.ids for answer in answers),
         request_seconds=tuple(answer.seconds for answer in answers),
         seconds=seconds,
-        first_token_s=(await server.settled_since(before)).first_token_mean_s,
+        first_token_s=counted.first_token_mean_s,
     )
 
 

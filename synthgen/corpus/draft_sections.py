@@ -244,8 +244,6 @@ class AcceptConfig(Section, frozen=True, kw_only=True):
         positive(self, "max_tokens", "prompts", "concurrency", "single_prompts", "rounds")
         counts = self.num_draft_tokens
         if not counts or min(counts) < 1 or len(set(counts)) < len(counts):
-            raise ValueError(
-                f"num_draft_tokens {list(counts)} must be one or more different counts from 1 on"
-            )
+            raise ValueError(f"num_draft_tokens {list(counts)} must be one or more, and all different")
         if self.concurrencies[:1] != (1,) or list(self.concurrencies) != sorted(set(self.concurrencies)):
             raise ValueError(f"concurrencies {list(self.concurrencies)} must rise and begin with 1")
