@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from tests.scripted_server import MODEL, THINK_END, ScriptedServer, chat_reply, tokens_of
+from tests.scripted_server import THINK_END, ScriptedServer, chat_reply, tokens_of
 
 OUTPUT = [11, 12, THINK_END, 13, 14, 15, 16]
 EVENTS = (1, 2, 1, 3)
@@ -84,6 +84,3 @@ class DraftingServer:
             {"choices": [{"delta": {}, "finish_reason": "stop"}]},
             {"choices": [], "usage": usage},
         ]
-
-
-__all__ = ["MODEL", "OUTPUT", "DraftingServer"]

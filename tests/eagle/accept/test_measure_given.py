@@ -45,13 +45,15 @@ def config(demo_values: dict[str, Any], write_config: Any) -> RunConfig:
     demo_values["accept"] |= {"prompts": 4, "single_prompts": 2, "concurrencies": [1, 2], "rounds": 2}
     loaded = load_config(write_config(demo_values))
     prompts = [
-        SeedPrompt(
-            id=f"p{i}", source="t", domain="ab"[i % 2], messages=(Message(role="user", content=f"q{i}"),)
-        )
-        for i in range(4)
+        SeedPrompt(id=f"p{i}", source="t", domain="ab"[i % 2], messages=message(f"q{i}")) for i in range(4)
     ]
     write_journal(loaded.heldout_path, prompts)
     return loaded
+
+
+def message(text: str) -> tuple[Message, ...]:
+    """A prompt of one message."""
+    return (Message(role="user", content=text),)
 
 
 def measured(config: RunConfig, drafted: DraftingServer, base: DraftingServer | None) -> AcceptanceReport:
@@ -89,7 +91,7 @@ def test_counters_and_steps_say_the_same(
 def test_speed_and_sameness_at_each_concurrency(
     config: RunConfig, drafted: DraftingServer, base: DraftingServer
 ) -> None:
-    """Two rounds of two prompts; the undrafted server's first round at 1 is what all else is compared with."""
+    """Two rounds of two prompts; all is compared with the undrafted server's first at 1."""
     report = measured(config, drafted, base)
     assert (report.lossless, report.same_replies, report.compared_replies) == (True, 4, 4)
     assert [one.concurrency for one in report.by_concurrency] == [1, 2]
@@ -164,7 +166,7 @@ def test_a_server_without_a_draft_is_refused_before_a_request(
 def test_a_server_without_counters_is_refused(config: RunConfig, drafted: DraftingServer) -> None:
     """Another engine, vLLM with its log switched off, or a proxy before it."""
     drafted.scripted.counters = "python_gc_objects 3\n"
-    with pytest.raises(ServerMismatch, match="has no counters of vLLM.*--disable-log-stats"):
+    with pytest.raises(ServerMismatch, match=r"has no counters of vLLM.*--disable-log-stats"):
         measured(config, drafted, None)
 
 
@@ -248,8 +250,8 @@ def test_no_heldout_prompts_is_refused(config: RunConfig, drafted: DraftingServe
     [
         ({"concurrencies": [4]}, r"concurrencies \[4\] must rise and begin with 1"),
         ({"concurrencies": [1, 8, 4]}, "must rise"),
-        ({"num_draft_tokens": []}, "must be different counts from 1 on, at least one"),
-        ({"num_draft_tokens": [3, 3]}, "must be different counts"),
+        ({"num_draft_tokens": []}, "must be one or more, and all different"),
+        ({"num_draft_tokens": [3, 3]}, "all different"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(
