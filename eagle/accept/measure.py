@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from eagle.accept.build import OfflineFigures, prompt_steps, report_of
-from eagle.accept.heldout import judge_heldout
+from eagle.accept.heldout import heldout_documents
 from eagle.accept.offline import Judge, offline_of
 from eagle.accept.report import AcceptanceReport, Offline
-from eagle.accept.same_tokens import judge_replies, samples_of
+from eagle.accept.same_tokens import reply_documents, samples_of
 from eagle.accept.servers import BASE, DRAFTED, UNTRAINED, Server
 from eagle.accept.steps import PromptSteps
 from eagle.accept.traps import default_layers
 from eagle.accept.visit import Measured, visit
+from eagle.batches import Document
 from synthgen.client.control import Control, api_key
 from synthgen.client.launch import Serving, VllmProcess, capturing, drafting, plain, started, uncached
 from synthgen.corpus.config import RunConfig
@@ -26,10 +27,12 @@ from synthgen.corpus.console import Bar, bar
 from synthgen.corpus.journal import read_journal
 from synthgen.corpus.records import SeedPrompt
 from synthgen.corpus.verifier_files import shape_of
-from synthgen.errors import ArtifactError, ServerError, first_of
+from synthgen.errors import ArtifactError, ConfigError, ServerError, first_of
 
 NOTICE_S = 1.0
 """A server that has died is seen to be dead a moment after its connection breaks."""
+REPLIES = "the draft on the states of the counted replies"
+HELDOUT = "the draft on validation samples"
 T = TypeVar("T")
 
 
@@ -160,33 +163,45 @@ def _require_alive(error: BaseException, servers: Collection[Server]) -> None:
 
 
 def _offline(config: RunConfig, draft: Path, measured: Measured, progress: Bar) -> OfflineFigures:
-    """The draft on the states of the counted replies and of the validation samples, where there are any."""
-    try:
-        judge = Judge.of(config, draft, max(config.accept.num_draft_tokens))
-    except ArtifactError as error:
-        return OfflineFigures(not_measured=(f"the draft on hidden states: {error}",))
-    heldout, said = judge_heldout(config, judge)
-    first = config.accept.num_draft_tokens[0]
-    replies: Offline | None = None
+    """The draft on the states of the counted replies and of the validation samples.
+
+    What can't be had of them is left out: the live figures are worth keeping.
+    """
+    said: list[str] = []
+    sources: dict[str, list[tuple[Document, str]]] = {}
     if config.accept.offline_replies:
-        replies = _replies(config, judge, measured, progress)
+        with _left_out(REPLIES, said):
+            sources[REPLIES] = _replies(config, measured, progress)
     else:
-        said = (*said, "the draft on the states of the counted replies: accept.offline_replies is false")
-    return OfflineFigures(
-        replies=replies,
-        heldout=offline_of(heldout, first, config.seed) if heldout else None,
-        not_measured=said,
-    )
+        said.append(f"{REPLIES}: accept.offline_replies is false")
+    with _left_out(HELDOUT, said):
+        sources[HELDOUT] = heldout_documents(config)
+    found: dict[str, Offline | None] = {}
+    with _left_out("the draft on hidden states", said):
+        judge = Judge.of(config, draft, max(config.accept.num_draft_tokens))
+        for name, documents in sources.items():
+            judged = [judge.judge(document, domain) for document, domain in documents]
+            found[name] = offline_of(judged, config.accept.num_draft_tokens[0], config.seed)
+    return OfflineFigures(replies=found.get(REPLIES), heldout=found.get(HELDOUT), not_measured=tuple(said))
 
 
-def _replies(config: RunConfig, judge: Judge, measured: Measured, progress: Bar) -> Offline | None:
+@contextlib.contextmanager
+def _left_out(what: str, said: list[str]) -> Iterator[None]:
+    """Put down why something isn't measured, and go on."""
+    try:
+        yield
+    except (ArtifactError, ConfigError, ServerError) as error:
+        said.append(f"{what}: {error}")
+
+
+def _replies(config: RunConfig, measured: Measured, progress: Bar) -> list[tuple[Document, str]]:
+    """The counted replies with their states and domains."""
     assert measured.markers is not None
     samples = samples_of(config, measured.counted[DRAFTED], measured.markers)
-    if not samples:
-        return None
     with started(config, serving := capturing(config)) as processes:
-        servers = list(_ours(config, {serving.name: serving}, processes).values())
-        judged = _run(judge_replies(config, servers[0].url, judge, samples, progress), servers)
+        (server,) = _ours(config, {serving.name: serving}, processes).values()
+        documents = _run(reply_documents(config, server.url, samples, progress), [server])
     with contextlib.suppress(OSError):
         config.spool_path.rmdir()
-    return offline_of(judged, config.accept.num_draft_tokens[0], config.seed) if judged else None
+    domains = {sample.id: sample.domain for sample in samples}
+    return [(document, domains[document.sample_id]) for document in documents]

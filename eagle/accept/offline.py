@@ -143,7 +143,7 @@ def load_exported(config: RunConfig, directory: Path) -> tuple[Draft, VocabMap]:
 
 
 def offline_of(judged: Sequence[Judged], num_draft_tokens: int, seed: int) -> Offline | None:
-    """All figures of a draft on some documents; None when they have no step."""
+    """All figures of a draft on some documents; None when there is no step in them."""
     walked = breakdown_of([one.steps(num_draft_tokens) for one in judged], num_draft_tokens, seed)
     if walked is None:
         return None

@@ -9,9 +9,8 @@ import asyncio
 from collections.abc import Sequence
 
 from eagle.accept.live import Counted
-from eagle.accept.offline import Judge, Judged
 from eagle.accept.steps import reply_spans
-from eagle.batches import has_targets, join
+from eagle.batches import Document, has_targets, join
 from eagle.prefill import Prefill
 from synthgen.client.api import client_for
 from synthgen.client.control import Markers
@@ -38,16 +37,14 @@ def samples_of(config: RunConfig, counted: Counted, markers: Markers) -> list[Sa
     return samples
 
 
-async def judge_replies(
-    config: RunConfig, base_url: str, judge: Judge, samples: Sequence[Sample], progress: Bar
-) -> list[Judged]:
-    """What the draft gets right in samples; a few of them at a time have their states in memory.
+async def reply_documents(
+    config: RunConfig, base_url: str, samples: Sequence[Sample], progress: Bar
+) -> list[Document]:
+    """The samples with their states, which a capturing server computes; all of them are in memory then.
 
     Raises what `Prefill.states_of` raises.
     """
-    at_once = config.accept.concurrency
-    longest = config.extract.max_seq_tokens
-    judged: list[Judged] = []
+    at_once, longest = config.accept.concurrency, config.extract.max_seq_tokens
     async with client_for(config, base_url, concurrency=at_once, max_tokens=longest) as client:
         prefill = Prefill(
             config=config,
@@ -56,12 +53,12 @@ async def judge_replies(
             shape=shape_of(config.verifier),
             turns=asyncio.Semaphore(at_once),
         )
-        for first in range(0, len(samples), at_once):
-            few = samples[first : first + at_once]
-            states = await asyncio.gather(*map(prefill.states_of, few))
-            documents = [join(one, sample, longest) for one, sample in zip(states, few, strict=True)]
-            for document, sample in zip(documents, few, strict=True):
-                if has_targets(document):
-                    judged.append(judge.judge(document, sample.domain))
-                progress.advance()
-    return judged
+
+        async def one(sample: Sample) -> Document:
+            document = join(await prefill.states_of(sample), sample, longest)
+            progress.advance()
+            return document
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(sample)) for sample in samples]
+    return [document for task in tasks if has_targets(document := task.result())]

@@ -22,6 +22,11 @@ def print_report(report: AcceptanceReport) -> None:
     out = tables()
     out.print(_headline(report), soft_wrap=True)
     out.print(_lengths(report))
+    if report.live is not None:
+        out.print(
+            "counters: with what was accepted beyond the replies' ends; live replies, offline: up to there",
+            soft_wrap=True,
+        )
     out.print(_by_draft_tokens(report))
     out.print(_speeds(report))
     _print_notes(out, report)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eagle.accept.heldout import judge_heldout
+from eagle.accept.heldout import heldout_documents
 from eagle.accept.offline import Judge, Judged, load_exported, offline_of
 from eagle.batches import Document, Kind
 from eagle.draft import unroll
@@ -107,8 +107,8 @@ def test_runs_equal_the_definition(run: RunConfig) -> None:
 
 def test_heldout_samples_are_judged_with_their_domains(run: RunConfig) -> None:
     """Five samples that count: by domain, by span, and with 1 to 5 draft tokens."""
-    found, said = judge_heldout(run, Judge.of(run, run.export_path, 5))
-    assert said == ()
+    judge = Judge.of(run, run.export_path, 5)
+    found = [judge.judge(document, domain) for document, domain in heldout_documents(run)]
     assert {one.domain for one in found} == {"count"}
     offline = offline_of(found, 3, seed=7)
     assert offline is not None
@@ -121,15 +121,14 @@ def test_heldout_samples_are_judged_with_their_domains(run: RunConfig) -> None:
 
 
 def test_a_run_without_heldout_samples_says_so(tmp_path: Path) -> None:
-    """Nothing to judge, and why."""
+    """What to set, or to run first."""
     config = tiny_config(tmp_path)
     write_run(config)
-    export(config, untrained=True)
-    judge = Judge.of(config, config.untrained_path, 3)
-    assert judge_heldout(config, judge) == (
-        [],
-        ("the draft on validation samples: mix.heldout_fraction left none",),
-    )
+    with pytest.raises(ArtifactError, match=r"has no samples: set mix\.heldout_fraction above 0"):
+        heldout_documents(config)
+    (config.states_path / "manifest.json").unlink()
+    with pytest.raises(ArtifactError, match="run `eagle extract CONFIG` first"):
+        heldout_documents(config)
 
 
 def test_a_draft_of_another_shape_is_refused(run: RunConfig, tmp_path: Path) -> None:
