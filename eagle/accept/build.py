@@ -89,7 +89,7 @@ def _left_out(measured: Measured, by_concurrency: Sequence[AtConcurrency]) -> li
         if not counted.shows_steps:
             said.append(
                 f"{name}, by span and by prompt: its replies came in {counted.steps_seen:,} events, while it "
-                f"counted {counted.whole.drafts:,.0f} drafts: events of several steps were merged, or others "
+                f"counted {counted.whole.drafts:,.0f} drafts: steps came together in one event, or others "
                 f"use it; accept.concurrency 1 may help"
             )
     return said

@@ -59,7 +59,7 @@ def measure(config: RunConfig, draft: Path | None = None) -> tuple[AcceptanceRep
         for group in _groups(config, draft):
             with started(config, *group.values()) as processes:
                 servers = _ours(config, group, processes)
-                _run(visit(config, servers, measured, progress), servers.values())
+                while_alive(visit(config, servers, measured, progress), servers.values())
         offline = _offline(config, draft, measured, progress)
     return report_of(config, measured, offline), prompt_steps(config, measured)
 
@@ -79,7 +79,7 @@ def measure_given(config: RunConfig, given: Given) -> tuple[AcceptanceReport, li
     }
     requests = len(servers) * _compared(config, measured) + len(measured.prompts)
     with bar("accept", requests) as progress:
-        _run(visit(config, servers, measured, progress), servers.values())
+        while_alive(visit(config, servers, measured, progress), servers.values())
     said = ("the draft on hidden states: with --url nothing is known of the draft that is served",)
     return report_of(config, measured, OfflineFigures(not_measured=said)), prompt_steps(config, measured)
 
@@ -139,7 +139,7 @@ def _theirs() -> None:
     """Nothing is known of a server that somebody else started."""
 
 
-def _run(work: Coroutine[None, None, T], servers: Collection[Server]) -> T:
+def while_alive(work: Coroutine[None, None, T], servers: Collection[Server]) -> T:
     """Run the requests; servers are started outside, where a Ctrl-C takes effect at once.
 
     When one of ours has died, what it said is raised in place of what its clients saw.
@@ -200,7 +200,7 @@ def _replies(config: RunConfig, measured: Measured, progress: Bar) -> list[tuple
     samples = samples_of(config, measured.counted[DRAFTED], measured.markers)
     with started(config, serving := capturing(config)) as processes:
         (server,) = _ours(config, {serving.name: serving}, processes).values()
-        documents = _run(reply_documents(config, server.url, samples, progress), [server])
+        documents = while_alive(reply_documents(config, server.url, samples, progress), [server])
     with contextlib.suppress(OSError):
         config.spool_path.rmdir()
     domains = {sample.id: sample.domain for sample in samples}

@@ -60,7 +60,8 @@ class AcceptanceReport(Record, frozen=True, kw_only=True):
     """What a draft is worth on held-out prompts, answered greedily. What wasn't measured is null."""
 
     acceptance_length: float
-    """Mean tokens a verify step yields by the server's counters, 1 without any acceptance."""
+    """Mean tokens a verify step yields by the server's counters, 1 without any acceptance. They count what is
+    accepted beyond the end of a reply, too."""
     rate_by_position: tuple[float, ...]
     """Part of the drafts accepted at each position, by the counters."""
     length_by_domain: dict[str, float]
@@ -70,7 +71,7 @@ class AcceptanceReport(Record, frozen=True, kw_only=True):
     prompts: int
     num_draft_tokens: int
     live: Breakdown | None
-    """By the steps in the replies themselves; null when they don't show them."""
+    """By the steps in the replies themselves, up to the replies' ends; null when they don't show them."""
     offline: Offline | None
     """On the states of the same replies."""
     heldout: Offline | None

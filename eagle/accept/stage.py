@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from eagle.accept.measure import Given, measure, measure_given
-from eagle.accept.servers import DRAFTED, UNTRAINED
+from eagle.accept.servers import UNTRAINED
 from eagle.export import check_draft
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import console
@@ -32,7 +32,8 @@ from synthgen.corpus.manifest import (
 from synthgen.corpus.verifier_files import shape_of
 
 PROMPTS_NAME = "prompts.jsonl"
-UNTRAINED_FLAG = {DRAFTED: "", UNTRAINED: " --untrained"}
+DRAFT = "draft"
+UNTRAINED_FLAG = {DRAFT: "", UNTRAINED: " --untrained"}
 
 
 def accept(config: RunConfig) -> Manifest:
@@ -41,7 +42,7 @@ def accept(config: RunConfig) -> Manifest:
     Raises ArtifactError when the draft doesn't fit the verifier, before any server is started.
     """
     shape, inputs = shape_of(config.verifier), {}
-    drafts = {DRAFTED: config.export_path}
+    drafts = {DRAFT: config.export_path}
     if config.accept.untrained:
         drafts[UNTRAINED] = config.untrained_path
     for name, path in drafts.items():

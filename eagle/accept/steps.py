@@ -25,7 +25,7 @@ class PromptSteps(Record, frozen=True, kw_only=True):
     id: str
     domain: str
     draft: str
-    """Which draft: `draft` or `untrained`; `offline` for the draft on the states of the same reply."""
+    """The server: `drafted`, `untrained`, `drafted-7`; `offline` for a walk over hidden states."""
     num_draft_tokens: int
     accepted: tuple[int, ...]
     """Drafted tokens of each step in turn that were accepted."""

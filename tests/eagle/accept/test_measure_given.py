@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
+from eagle.__main__ import app
 from eagle.accept.bootstrap import Interval
 from eagle.accept.measure import Given, measure_given
 from eagle.accept.report import AcceptanceReport
@@ -17,7 +20,7 @@ from synthgen.corpus.config import RunConfig
 from synthgen.corpus.journal import read_journal, write_journal
 from synthgen.corpus.manifest import read_manifest
 from synthgen.corpus.records import Message, SeedPrompt
-from synthgen.corpus.settings import load_config
+from synthgen.corpus.settings import load_config, save_config
 from synthgen.errors import ArtifactError, ConfigError, ServerError, ServerMismatch, ServerUnreachable
 from tests.eagle.accept.drafting_server import DraftingServer
 from tests.scripted_server import MODEL, ScriptedServer
@@ -152,6 +155,23 @@ def test_each_prompts_steps_are_kept(config: RunConfig, drafted: DraftingServer)
     manifest = read_manifest(given_path(config))
     assert manifest is not None
     assert msgspec.convert(manifest.figures, AcceptanceReport).acceptance_length == 2.0
+
+
+def test_the_command_prints_the_report(
+    config: RunConfig, drafted: DraftingServer, base: DraftingServer, tmp_path: Path
+) -> None:
+    """Tables, or one JSON object with all that is in them; --base-url alone is refused."""
+    path = tmp_path / "config.yaml"
+    save_config(config, path)
+    urls = ["--url", drafted.scripted.base_url, "--base-url", base.scripted.base_url]
+    printed = CliRunner().invoke(app, ["accept", str(path), *urls])
+    assert printed.exit_code == 0
+    assert "acceptance length 2.000 with 2 draft tokens" in printed.stdout
+    told = CliRunner().invoke(app, ["accept", str(path), *urls, "--json"])
+    report = msgspec.json.decode(told.stdout, type=AcceptanceReport)
+    assert (report.acceptance_length, report.lossless, report.offline) == (2.0, True, None)
+    assert load_config(given_path(config) / "run.yaml") == config
+    assert CliRunner().invoke(app, ["accept", str(path), *urls[2:]]).exit_code == 2
 
 
 def test_a_server_without_a_draft_is_refused_before_a_request(
