@@ -29,6 +29,7 @@ from synthgen.corpus.verifier_config import VerifierShape
 from synthgen.corpus.verifier_files import shape_at_hand, shape_of
 from synthgen.errors import ConfigError, DiskError, SynthgenError
 from synthgen.plan.costs import Plan
+from synthgen.plan.kept import keep_first
 from synthgen.plan.stages import plan
 
 DISK_WATCH_S = 5.0
@@ -109,7 +110,9 @@ def print_commands(config: RunConfig, config_path: Path, overrides: tuple[str, .
 def run(config: RunConfig) -> dict[str, Any]:
     """Run all stages; return the line that sums them up. Raises StageFailed when one fails."""
     require_fitting(config, shape_of(config.verifier))
-    require_disk(config, plan(config))
+    planned = plan(config)
+    require_disk(config, planned)
+    keep_first(config, planned)
     resolved = config.run_path / "run.yaml"
     save_config(config, resolved)
     for stage in stages(config):

@@ -140,7 +140,7 @@ def test_a_stage_is_stopped_before_the_disk_is_full(
     monkeypatch: pytest.MonkeyPatch, demo_values: dict[str, Any], write_config: Any
 ) -> None:
     """Here any disk counts as nearly full: generate drains, and the run says why."""
-    monkeypatch.setattr("synthgen.run.DISK_WATCH_S", 5.0)
+    monkeypatch.setattr("synthgen.run.DISK_WATCH_S", 12.0)
     monkeypatch.setattr("synthgen.run.DISK_RESERVE_BYTES", 1 << 60)
     with MockServer(MockConfig(model="tiny-kimi", latency_s=Fixed(0.3))) as server:
         demo_values["server"]["base_urls"] = [server.base_url]

@@ -93,6 +93,11 @@ class RunConfig(Section, frozen=True, kw_only=True):
         return Path(self.run_dir)
 
     @property
+    def plan_path(self) -> Path:
+        """What the run was planned to take, before its first stage."""
+        return self.run_path / "plan.json"
+
+    @property
     def corpus_path(self) -> Path:
         """The journals of traces and failures."""
         return self.run_path / "corpus"

@@ -10,6 +10,8 @@ import msgspec
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.manifest import FILE_NAME, Manifest, read_manifest
 from synthgen.errors import ArtifactError, ConfigError
+from synthgen.plan.kept import PlannedStage, first_plan, held_bytes
+from synthgen.report.acceptance import AcceptFigures
 from synthgen.report.census import CorpusFigures, FailureFigures, census
 from synthgen.report.training import TrainingFigures, training_figures
 
@@ -89,6 +91,11 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
     screen: ScreenFigures | None
     mix: MixFigures | None
     training: TrainingFigures | None
+    acceptance: AcceptFigures | None
+    planned: dict[str, PlannedStage]
+    """By stage, as it was planned before the first one; empty where no plan was kept."""
+    held_bytes: dict[str, int]
+    """What each planned stage has on disk now."""
     stages: tuple[StageFigures, ...]
 
 
@@ -116,6 +123,9 @@ def run_figures(config: RunConfig) -> RunFigures:
         screen=_of(manifests, config.screen_path, ScreenFigures),
         mix=_of(manifests, config.dataset_path, MixFigures),
         training=training_figures(config),
+        acceptance=_of(manifests, config.accept_path, AcceptFigures),
+        planned=first_plan(config),
+        held_bytes=held_bytes(config),
         stages=tuple(_stage(config, path, manifest) for path, manifest in manifests.items()),
     )
 

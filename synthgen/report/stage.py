@@ -7,6 +7,7 @@ from pathlib import Path
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.files import written_aside
 from synthgen.report import sections
+from synthgen.report.acceptance import acceptance
 from synthgen.report.figures import RunFigures
 from synthgen.report.page import page
 from synthgen.report.training import training
@@ -31,6 +32,8 @@ def report_html(config: RunConfig, figures: RunFigures) -> str:
             ("Vocabulary coverage", sections.vocabulary(figures)),
             ("Throughput", sections.speed(figures)),
             ("Training", training(figures.training)),
+            ("Acceptance", acceptance(figures.acceptance)),
+            ("Against the plan", sections.spent(figures)),
             ("What ran", sections.stages(figures)),
         ),
     )

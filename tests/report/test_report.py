@@ -39,6 +39,8 @@ SECTIONS = [
     "Vocabulary coverage",
     "Throughput",
     "Training",
+    "Acceptance",
+    "Against the plan",
     "What ran",
 ]
 
@@ -108,6 +110,52 @@ def note(directory: Path, stage: str, figures: dict[str, Any], **changes: Any) -
     write_manifest(directory, manifest_of(stage, figures=figures, **values))
 
 
+def steps(length: float, *rates: float) -> dict[str, Any]:
+    return {"steps": 40, "length": length, "rate_by_position": rates}
+
+
+def speed(tokens_per_s: float) -> dict[str, float]:
+    return {"tokens_per_s": tokens_per_s, "seconds_mean": 2.5, "seconds_p95": 4.25}
+
+
+LIVE = {
+    "whole": steps(1.75, 0.5, 0.25),
+    "interval": {"low": 1.5, "high": 2.0},
+    "by_domain": {EVIL: steps(1.75, 0.5, 0.25)},
+    "by_span": {"thinking": steps(1.5, 0.25, 0.25), "response": steps(2.125, 0.75, 0.375)},
+}
+ACCEPTED = {
+    "acceptance_length": 1.8,
+    "rate_by_position": [0.5, 0.3],
+    "length_by_domain": {EVIL: 1.8},
+    "length_by_draft_tokens": [
+        {"num_draft_tokens": 1, "length": 1.5, "served": False},
+        {"num_draft_tokens": 2, "length": 1.8, "served": True},
+    ],
+    "acceptance_length_untrained": 1.0,
+    "prompts": 16,
+    "num_draft_tokens": 2,
+    "live": LIVE,
+    "offline": {"walked": LIVE | {"whole": steps(1.625, 0.4, 0.225)}},
+    "heldout": None,
+    "same_replies": 8,
+    "compared_replies": 8,
+    "speedup": 1.25,
+    "by_concurrency": [
+        {
+            "concurrency": concurrency,
+            "drafted": speed(100),
+            "undrafted": speed(80),
+            "speedup": ratio,
+            "speedup_by_round": [ratio - 0.1, ratio + 0.1],
+        }
+        for concurrency, ratio in ((1, 1.25), (8, 0.9))
+    ],
+    "warnings": [EVIL],
+    "not_measured": ["the offline length: no states"],
+}
+
+
 def fill(config: RunConfig) -> None:
     """A run with something in every section, hostile wherever a text comes from outside."""
     write_journal(
@@ -143,6 +191,10 @@ def fill(config: RunConfig) -> None:
     blend = {"rows": 1, "tokens": 900, "thinking_tokens": 0, "response_tokens": 400, "tool_tokens": 0}
     parts = {"native": {"train": native, "heldout": {}}, "blend": {"train": blend, "heldout": {}}}
     note(config.dataset_path, "mix", {"parts": parts})
+    note(config.accept_path, "accept", ACCEPTED)
+    config.plan_path.write_text(
+        '{"stages":{"generate":{"tokens":5000,"disk_bytes":70000,"load_s":1200,"work_s":6000,"rows":1}}}'
+    )
     config.training_log_path.parent.mkdir(parents=True)
     config.training_log_path.write_text(
         '{"step":10,"loss":4.5,"acceptance_predicted":1.25,"rate":1}\n'
@@ -180,7 +232,17 @@ def test_a_full_run_has_every_section(config: RunConfig) -> None:
         "engine vllm 0.32.0",
         "Best of 1 validations: acceptance length 2.25 after 20 updates.",
         "training: loss from 4.5 at 10 to 3.5 at 20 (updates).",
-        "All stages together: 1 h 33 min.",
+        "Acceptance length 1.80",
+        "95 % of bootstraps 1.50 to 2.00",
+        "Speed-up, one at a time 1.25×",
+        "Same replies 8 of 8",
+        "offline: accepted from 0.4 at 1 to 0.225 at 2 (draft position).",
+        "draft: times the tokens/s from 1.25 at 1 to 0.9 at 8 (requests at a time).",
+        "thinking 1.500 1.500 response 2.125 2.125",
+        "8 100.0 80.0 0.90 (0.80 to 1.00) 2.50 2.50 4.25 4.25",
+        "Not measured: the offline length: no states",
+        "generate 5,000 2 h 0 min 1 h 30 min 68.4 KiB ",
+        "All stages together: 1 h 34 min.",
     ):
         assert said in told
 
@@ -257,7 +319,7 @@ def test_the_command_prints_the_path_or_the_figures(path: Path, config: RunConfi
     assert figures["corpus"]["thinking_tokens"] == 6
     assert figures["corpus"]["thinking_shares"] == [0, 0, 0, 0, 0, 0, 0, 1, 0, 1]
     assert figures["mix"]["parts"]["blend"]["train"]["response_tokens"] == 400
-    assert [stage["name"] for stage in figures["stages"]] == ["generate", "screen", "mix"]
+    assert [stage["name"] for stage in figures["stages"]] == ["generate", "screen", "mix", "accept"]
     assert other.read_text() == (config.run_path / "report.html").read_text()
 
 
