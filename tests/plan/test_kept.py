@@ -34,7 +34,7 @@ def test_what_is_no_plan_is_named(demo_values: dict[str, Any], write_config: Any
     config.run_path.mkdir()
     config.plan_path.write_text('{"stages": 3}')
     with pytest.raises(
-        ArtifactError, match=r"plan\.json: not a plan as `synthgen run` keeps it .* remove it"
+        ArtifactError, match=r"plan\.json: not a plan as .* remove it"
     ):
         first_plan(config)
 
