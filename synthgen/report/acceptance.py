@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from synthgen.report.charts import Curve, curves, even_axis, height_axis, share_axis
+from synthgen.report.charts import Curve, count_axis, curves, height_axis, share_axis
 from synthgen.report.page import charts, key_figures, note, table
 
 UNSEEN = "–"
@@ -147,19 +147,19 @@ def _drawn(figures: AcceptFigures) -> Iterable[tuple[str, str]]:
     for walk in figures.walks:
         rates = walk.steps.whole.rate_by_position
         positions.append(Curve(name=walk.curve, kind=walk.kind, points=_places(rates)))
-    x = even_axis("draft position", 1.0, float(len(figures.rate_by_position)))
+    x = count_axis("draft position", 1, len(figures.rate_by_position))
     title = "Part of the drafts accepted, by position"
     yield title, curves(title, positions, x, share_axis("accepted"))
     lengths = [(one.num_draft_tokens, one.length) for one in figures.length_by_draft_tokens]
     if len(lengths) > 1:
         title = "Acceptance length, by draft tokens"
-        x = even_axis("draft tokens", float(lengths[0][0]), float(lengths[-1][0]))
+        x = count_axis("draft tokens", lengths[0][0], lengths[-1][0])
         y = height_axis("tokens a step", max(length for _, length in lengths))
         yield title, curves(title, [Curve(name="counters", kind="plain", points=lengths)], x, y)
     ratios = [(one.concurrency, one.speedup) for one in figures.by_concurrency if one.speedup is not None]
     if len(ratios) > 1:
         title = "Speed-up, by concurrency"
-        x = even_axis("requests at a time", 0.0, float(ratios[-1][0]))
+        x = count_axis("requests at a time", 0, ratios[-1][0])
         y = height_axis("times the tokens/s", max(1.0, *(ratio for _, ratio in ratios)))
         even = Curve(name="no draft", kind="plain", points=[(ratios[0][0], 1.0), (ratios[-1][0], 1.0)])
         yield title, curves(title, [even, Curve(name="draft", kind="response", points=ratios)], x, y)

@@ -97,6 +97,13 @@ def even_axis(label: str, low: float, high: float) -> Axis:
     return Axis(label=label, low=low, high=high, ticks=tuple((i * step, number(i * step)) for i in ticks))
 
 
+def count_axis(label: str, low: int, high: int) -> Axis:
+    """From one whole number to another, with whole numbers named."""
+    step = max(1, int(nice_step((high - low) or 1, 5)))
+    ticks = tuple((float(value), number(value)) for value in range(low, high + 1, step))
+    return Axis(label=label, low=float(low), high=float(high), ticks=ticks)
+
+
 def log_axis(label: str, low: float, high: float) -> Axis:
     """From `low` (above 0) to `high`, powers of ten named; below two decades 2 and 5 times them too."""
     times = (1, 2, 5) if high < 100 * low else (1,)

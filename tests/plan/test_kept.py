@@ -33,9 +33,7 @@ def test_what_is_no_plan_is_named(demo_values: dict[str, Any], write_config: Any
     config = load_config(write_config(demo_values))
     config.run_path.mkdir()
     config.plan_path.write_text('{"stages": 3}')
-    with pytest.raises(
-        ArtifactError, match=r"plan\.json: not a plan as .* remove it"
-    ):
+    with pytest.raises(ArtifactError, match=r"plan\.json: not a plan as .* remove it"):
         first_plan(config)
 
 

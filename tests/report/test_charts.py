@@ -12,6 +12,7 @@ from synthgen.report.charts import (
     Curve,
     Marker,
     columns,
+    count_axis,
     curves,
     even_axis,
     height_axis,
@@ -166,3 +167,10 @@ def test_curves_share_axes_and_are_named() -> None:
     assert root.findtext("desc") == (
         "training: loss from 0 at 0 to 4 at 10 (updates). held out: loss from 4 at 0 to 2 at 5 (updates)."
     )
+
+
+def test_a_count_axis_names_whole_numbers() -> None:
+    """However few there are, and not all of many."""
+    assert [said for _, said in count_axis("n", 1, 3).ticks] == ["1", "2", "3"]
+    assert [said for _, said in count_axis("n", 0, 32).ticks] == ["0", "10", "20", "30"]
+    assert [said for _, said in count_axis("n", 1, 1).ticks] == ["1"]
