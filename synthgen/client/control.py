@@ -125,14 +125,21 @@ class Control:
         by_token: list[dict[str, Any] | None] = reply["choices"][0]["prompt_logprobs"]
         return [*(_first_ranked(ranks) for ranks in by_token[1:]), None]
 
+    def version(self) -> str:
+        """vLLM's version."""
+        return str(self._json("GET", f"{self.root_url}/version")["version"])
+
+    def metrics(self) -> str:
+        """The text of its /metrics."""
+        return self._request("GET", f"{self.root_url}/metrics").text
+
     def fingerprint(self, model: str) -> Fingerprint:
         """What the server is: model, limits, version, tokenizer and template."""
         entry = self.require_model(model)
-        version = self._json("GET", f"{self.root_url}/version")["version"]
         return Fingerprint(
             model=model,
             max_model_len=entry.get("max_model_len"),
-            engine=f"vllm {version}",
+            engine=f"vllm {self.version()}",
             tokenizer=digest(self.tokenize(model, prompt=TOKENIZER_PROBE)),
             template=digest(self.tokenize(model, messages=TEMPLATE_PROBE)),
         )
@@ -176,7 +183,7 @@ class Control:
 
     def spec_counters(self) -> SpecCounters:
         """The spec-decode counters. Raises ServerMismatch when the server has none."""
-        counters = parse_spec_counters(self._request("GET", f"{self.root_url}/metrics").text)
+        counters = parse_spec_counters(self.metrics())
         if counters is None:
             raise ServerMismatch(
                 f"{self.root_url}/metrics has no vllm:spec_decode counters: the server runs without a draft "
