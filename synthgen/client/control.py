@@ -183,7 +183,7 @@ class Control:
 
     def spec_counters(self) -> SpecCounters:
         """The spec-decode counters. Raises ServerMismatch when the server has none."""
-        counters = parse_spec_counters(self.metrics())
+        counters = parse_spec_counters(self._request("GET", f"{self.root_url}/metrics").text)
         if counters is None:
             raise ServerMismatch(
                 f"{self.root_url}/metrics has no vllm:spec_decode counters: the server runs without a draft "
