@@ -6,7 +6,7 @@
   mock server; their config takes the place of the page's.
 - Commands of `eagle` that need one, `synthgen run` and `synthgen serve` run for real on the finished run of
   `tests/line.py` (marked vllm): each stage finds its artifact complete, as after `make demo`. Without vLLM
-  they are only held against their own options and the config.
+  they are only held against their own options and the config, as is every command on the other pages.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import contextlib
 import itertools
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,8 +30,11 @@ from typer.testing import CliRunner
 
 import eagle.__main__
 import synthgen.__main__
+from synthgen import errors
+from synthgen.corpus.files import in_units
 from synthgen.corpus.settings import load_config
 from synthgen.mock_server import MockConfig, MockServer, Uniform
+from synthgen.plan.stages import plan
 from tests.conftest import ROOT
 from tests.line import Line
 from tools import cli_reference, config_reference
@@ -113,6 +117,18 @@ def small(demo_values: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     return demo_values
 
 
+@pytest.fixture(scope="module")
+def finished(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The config of a copy of the finished run: some commands write into it."""
+    directory = tmp_path_factory.mktemp("finished")
+    shutil.copytree(line.config.run_path, directory / "run")
+    values = yaml.safe_load(line.path.read_text(encoding="utf-8"))
+    values["run_dir"] = str(directory / "run")
+    path = directory / "small.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
 def test_every_command_is_one_that_is_executed_here() -> None:
     """A new program in a shell block wants a way to be executed."""
     assert len(EVERY) > 40
@@ -176,16 +192,28 @@ def test_the_rehearsal_runs_as_the_page_has_it(
     assert (tmp_path / "r/screen/verdicts.jsonl").exists()
 
 
-@pytest.mark.parametrize("words", [w for w in calls(*PACKAGES) if needs_vllm(w)], ids=named)
-def test_options_of_the_other_commands_exist(words: Words) -> None:
-    """Their help names each, and the values that --set lays over the YAML are taken."""
-    path = words[1 : 3 if words[1] == "verify" else 2]
-    done = CliRunner().invoke(APPS[words[0]], [*path, "--help"])
-    assert done.exit_code == 0
-    for word in words:
-        assert not word.startswith("--") or word in done.output
-    pairs = itertools.pairwise(words)
-    load_config(ROOT / "configs/demo.yaml", tuple(value for flag, value in pairs if flag == "--set"))
+def test_options_of_every_command_on_every_page_exist() -> None:
+    """Also of those that nothing here executes: the help names each, and --set's values fit the YAML."""
+    pages = [README, *sorted((ROOT / "docs").glob("*.md"))]
+    found = {words for page in pages for block in blocks(page) for words in block if words[0] in PACKAGES}
+    assert len(found) > 60
+    shown: dict[Words, str] = {}
+    for words in sorted(found):
+        path = words[: 3 if words[1] == "verify" else 2]
+        if path not in shown:
+            shown[path] = CliRunner().invoke(APPS[path[0]], [*path[1:], "--help"]).output
+        for word in words:
+            assert not word.startswith("--") or word in shown[path], f"{named(words)} has no {word}"
+        sets = tuple(value for flag, value in itertools.pairwise(words) if flag == "--set")
+        load_config(ROOT / "configs/demo.yaml", sets)
+
+
+def test_the_runbooks_figures_are_the_plans() -> None:
+    """Rows, tokens and disk of each stage, as `synthgen plan configs/kimi-k2.5.yaml` has them."""
+    page = (ROOT / "docs/kimi-k2.5.md").read_text(encoding="utf-8")
+    for stage in plan(load_config(ROOT / "configs/kimi-k2.5.yaml")).stages:
+        disk = in_units(stage.disk_bytes) if stage.disk_bytes else ""
+        assert f"| {stage.name} | {stage.rows:,} | {stage.tokens:,} | {disk} |".replace("|  |", "| |") in page
 
 
 @pytest.mark.vllm
@@ -195,18 +223,18 @@ def test_options_of_the_other_commands_exist(words: Words) -> None:
     [w for w in calls(*PACKAGES) if not is_rehearsal(w) and w[1] != "serve" and "--preview" not in w],
     ids=named,
 )
-def test_commands_run_on_a_finished_run(line: Line, words: Words) -> None:
+def test_commands_run_on_a_finished_run(finished: Path, words: Words) -> None:
     """As after `make demo`: what is complete is left as it is, what shows something shows it."""
-    done = execute(command_for(words, line.path), timeout_s=600)
+    done = execute(command_for(words, finished), timeout_s=600)
     assert "starting vLLM" not in done.stderr or words[1] == "verify"
 
 
 @pytest.mark.vllm
 @pytest.mark.timeout(300)
-def test_serve_serves_until_ctrl_c(line: Line) -> None:
+def test_serve_serves_until_ctrl_c(finished: Path) -> None:
     """`synthgen serve` of the README, with this run's config."""
     (words,) = (words for words in calls("synthgen") if words[1] == "serve")
-    with _started(command_for(words, line.path)) as server:
+    with _started(command_for(words, finished)) as server:
         _said(server, r"is at (http://\S+/v1)", seconds=240)
     assert server.returncode == 130
 
@@ -258,6 +286,16 @@ def test_every_command_and_key_stands_in_the_reference() -> None:
     for section, values in yaml.safe_load((ROOT / "configs/demo.yaml").read_text(encoding="utf-8")).items():
         for key in values if isinstance(values, dict) else (section,):
             assert f"| `{key}` |" in keys
+
+
+def test_every_kind_of_error_is_explained() -> None:
+    """The page by symptom has the leaves of the tree."""
+    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    leaves = [kind.__name__ for kind in kinds if not kind.__subclasses__()]
+    assert len(leaves) == 9
+    for name in leaves:
+        assert f"| {name} |" in page
 
 
 def test_every_page_is_in_the_navigation() -> None:

@@ -30,6 +30,7 @@ TEMPLATE_PROBE = (
     {"role": "assistant", "content": "Two."},
     {"role": "user", "content": "Three?"},
 )
+NOT_VLLM = "A base URL ends in /v1 and is a vLLM's"
 SYSTEM = {"role": "system", "content": "Count."}
 
 
@@ -218,9 +219,9 @@ class Control:
         if status == 429 or status >= 500:
             raise ServerUnreachable(f"{url} answered {status}: {self._said(response)}: is it still starting?")
         if status != 200:
-            raise ServerMismatch(
-                f"{url} answered {status}: {self._said(response)}. A base URL ends in /v1 and is a vLLM's"
-            )
+            is_key = status in (401, 403)
+            hint = "Put its key into the variable that server.api_key_env names" if is_key else NOT_VLLM
+            raise ServerMismatch(f"{url} answered {status}: {self._said(response)}. {hint}")
         return response
 
     def _said(self, response: httpx.Response) -> str:

@@ -37,7 +37,7 @@ def machine_findings(config: RunConfig | None) -> Iterator[Finding]:
     found = gpus()
     yield gpu_finding(found, config, installed("torch") or "")
     if config is None or (config.server.device == "cpu" and not config.server.base_urls):
-        yield cpu_finding(_read(Path("/proc/cpuinfo")), config)
+        yield cpu_finding(_read(Path("/proc/cpuinfo")))
     yield memory_finding(memory_bytes(), config)
     yield disk_finding(config)
 
@@ -114,14 +114,13 @@ def _who_needs(config: RunConfig | None) -> str:
     return max(needs, key=lambda key: needs[key]) + " (device: cuda)"
 
 
-def cpu_finding(cpuinfo: str, config: RunConfig | None) -> Finding:
+def cpu_finding(cpuinfo: str) -> Finding:
     """Cores, and the matrix unit without which vLLM serves no draft of a model with latent attention."""
     cores = f"{os.cpu_count()} cores"
     if "amx_tile" in cpuinfo:
         return finding("cpu", Level.OK, f"{cores}, AMX")
     said = f"{cores}, no AMX (Intel since Sapphire Rapids): vLLM 0.32 can't serve the demo's draft on it"
-    served = config is not None and config.accept.num_draft_tokens > 0
-    return finding("cpu", Level.WARNING, said + (": the stages up to `eagle export` run" if served else ""))
+    return finding("cpu", Level.WARNING, f"{said}, which `eagle accept` does; the stages before it run")
 
 
 def memory_bytes() -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 from synthgen.client.control import api_key
 from synthgen.corpus.config import RunConfig
+from synthgen.corpus.console import waiting
 from synthgen.corpus.settings import load_config
 from synthgen.doctor.findings import Finding, Level, finding
 from synthgen.doctor.machine import machine_findings
@@ -41,7 +42,9 @@ def examine(path: Path | None, overrides: tuple[str, ...], url: str | None) -> I
         yield finding("key", Level.PROBLEM, str(error))
         return
     for base_url in dict.fromkeys(urls):
-        yield from server_findings(base_url, config, key)
+        with waiting(f"asking {base_url}"):
+            found = list(server_findings(base_url, config, key))
+        yield from found
 
 
 def as_figures(findings: list[Finding]) -> dict[str, Any]:

@@ -176,6 +176,15 @@ def test_a_template_that_refuses_is_a_problem(server: ScriptedServer) -> None:
     assert "roles must alternate" in found.said
 
 
+def test_a_server_that_wants_a_key_says_where_it_goes(server: ScriptedServer) -> None:
+    """Not that its address is wrong."""
+    server.tokenize_status = 401
+    found = looked_at(server.base_url)["template"]
+    assert found.level is PROBLEM
+    assert "answered 401" in found.said
+    assert "the variable that server.api_key_env names" in found.said
+
+
 def test_a_server_that_names_no_tokens_is_a_warning(server: ScriptedServer) -> None:
     """Leaked special tokens can't be found by id then."""
     server.names_tokens = False
