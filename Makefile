@@ -59,6 +59,7 @@ docs: setup
 reference: setup
 	@$(bin)/python -m tools.cli_reference
 	@$(bin)/python -m tools.config_reference
+	@$(bin)/python -m tools.plan_reference
 
 bench: setup
 	@for name in journal resume corpus client generation saturation; do \
