@@ -39,7 +39,7 @@ def plan_text(made: Plan) -> str:
         *(_row(stage) for stage in made.stages),
         f"| all | | | {in_units(made.disk_bytes)} | {duration(made.load_s)} | {whole} |",
         "",
-        f"The starts outlast the work below {made.rows_worth_the_load:,} rows: more rows cost little till then.",
+        f"The starts outlast the work below {made.rows_worth_the_load:,} rows: more cost little until then.",
     ]
     return "\n".join(rows)
 
