@@ -220,7 +220,7 @@ def test_commands_run_on_a_finished_run(finished: Path, words: Words) -> None:
 
 
 @pytest.mark.vllm
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_serve_serves_until_ctrl_c(finished: Path) -> None:
     """`synthgen serve` of the README, with this run's config."""
     (words,) = (words for words in calls("synthgen") if words[1] == "serve")
