@@ -8,19 +8,21 @@ PROMPTS ?= $(filter-out %/tool_use.jsonl,$(wildcard prompts/seeds/*.jsonl))
 bin := $(VENV)/bin
 ready := $(VENV)/.ready
 smollm2 := .cache/smollm2-135m
+site := NO_MKDOCS_2_WARNING=1 $(bin)/mkdocs build --strict
 
 comma := ,
 empty :=
 space := $(empty) $(empty)
 
-.PHONY: setup demo real test check bench clean
+.PHONY: setup demo real test check docs reference bench clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   prompts to a served draft on the small verifier that comes along (about 10 minutes)"
 	@echo "make test   the test suite, a real vLLM included"
-	@echo "make check  ruff, mypy and the import order"
+	@echo "make check  ruff, mypy, the import order and the documentation's links"
 	@echo "make real   the same line on SmolLM2-135M (PROMPTS='a.jsonl b.jsonl' to use your own)"
+	@echo "make docs   the documentation's site, into build/site"
 	@echo "make bench  the benchmarks"
 	@echo "make setup  only install into $(VENV)"
 
@@ -48,6 +50,16 @@ check: setup
 	@$(bin)/ruff format --check .
 	@$(bin)/mypy
 	@$(bin)/python -m pytest -q tests/test_imports.py
+	@$(site) --quiet
+
+docs: setup
+	@$(site)
+
+# The pages that are made from the code; a test says when they are behind it.
+reference: setup
+	@$(bin)/python -m tools.cli_reference
+	@$(bin)/python -m tools.config_reference
+	@$(bin)/python -m tools.plan_reference
 
 bench: setup
 	@for name in journal resume corpus client generation saturation; do \

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from synthgen.commands import dataset, export, generate, render, report, run, serve
+from synthgen.commands import dataset, doctor, export, generate, render, report, run, serve
 
 app = typer.Typer(
     help="Synthetic data from a live inference server, feeding EAGLE-3 draft training.",
@@ -12,6 +12,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
+app.command()(doctor.doctor)
 app.command()(serve.serve)
 app.command()(generate.prompts)
 app.command()(generate.generate)

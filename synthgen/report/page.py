@@ -36,7 +36,8 @@ a{color:inherit;text-decoration-color:var(--soft);text-underline-offset:.2em}
 font-size:.95rem}
 .facts dt{color:var(--soft)}
 .facts dd{margin:0;min-width:0}
-.charts{display:grid;margin-top:1rem;grid-template-columns:repeat(auto-fill,minmax(min(100%,20.5rem),1fr));gap:1rem 1.5rem}
+.charts{display:grid;margin:1rem 0;
+grid-template-columns:repeat(auto-fill,minmax(min(100%,20.5rem),1fr));gap:1rem 1.5rem}
 figure{margin:0;min-width:0;break-inside:avoid}
 figcaption{font-weight:600;font-size:.95rem}
 svg{display:block;width:100%;height:auto;overflow:visible}
