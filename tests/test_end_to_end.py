@@ -405,39 +405,3 @@ def test_live_and_offline_acceptance_agree_on_the_same_replies(line: Line) -> No
     assert report.heldout is not None
     assert [one.concurrency for one in report.by_concurrency] == [1, 2]
     assert report.warnings == report.not_measured == ()
-
-
-def _propose(
-    draft: Draft,
-    weights: VerifierWeights,
-    vocab: VocabMap,
-    states_T4H: torch.Tensor,
-    tokens: list[int],
-    steps: int,
-) -> list[int]:
-    """Greedy proposals after `tokens`, whose last one has no states yet, each fed to the next step."""
-    slot = len(tokens) - 2
-    aux_T3H = states_T4H[: slot + 1, :3]
-    tokens = list(tokens)
-    for step in range(steps):
-        padded_T3H = torch.cat((aux_T3H, aux_T3H.new_zeros(len(tokens) - slot - 1, *aux_T3H.shape[1:])))
-        with torch.no_grad():
-            outputs_SNH = unroll(
-                draft,
-                torch.bfloat16,
-                padded_T3H,
-                weights.embedding_VH[torch.tensor(tokens)],
-                torch.tensor([slot]),
-                (0, len(tokens)),
-                step + 1,
-            )
-            logits_K = outputs_SNH[step, 0] @ draft.lm_head.weight.to(outputs_SNH.dtype).T
-        tokens.append(int(vocab.target_ids_K[logits_K.argmax()]))
-    return tokens[-steps:]
-
-
-def test_the_capturing_server_has_the_fingerprint_of_the_plain_one(line: Line, capture_url: str) -> None:
-    """Model, limits, tokenizer and template are the same, so their replies belong to one corpus."""
-    control = Control(capture_url)
-    (digest,) = {trace.server for trace in read_journal(line.config.traces_path, Trace)}
-    assert control.fingerprint("tiny-kimi").digest == digest
