@@ -31,6 +31,7 @@ ORDER = [
     "synthgen.corpus.console",
     "synthgen.corpus.hub",
     "synthgen.corpus.verifier_files",
+    "synthgen.corpus.cards",
     "synthgen.client",
     "synthgen.client.descriptors",
     "synthgen.client.metrics",
