@@ -16,7 +16,7 @@ import time
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
 
-from eagle.export import check_draft
+from eagle.draft_check import check_draft
 from synthgen.client.api import ApiClient, client_for
 from synthgen.client.bodies import chat_body
 from synthgen.client.control import Control, api_key

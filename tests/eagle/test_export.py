@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from eagle.export import check_draft, export
+from eagle.draft_check import check_draft
+from eagle.export import export
 from eagle.train import train
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.manifest import read_manifest
@@ -152,8 +153,9 @@ def test_an_export_of_this_run_passes_the_check(prepared: RunConfig) -> None:
     [
         ("hidden_size", 64, r"`hidden_size` is 64; expected 32"),
         ("vocab_size", 30, r"`vocab_size` is 30; expected 24"),
-        ("architectures", ["Llama"], r"`architectures` is \['Llama'\]"),
-        ("eagle_config", {"eagle_aux_hidden_state_layer_ids": [2, 4, 8]}, r"is \[2, 4, 8\]; .* 8 layers"),
+        ("architectures", ["Llama"], r'`architectures` is \["Llama"\]'),
+        ("eagle_aux_hidden_state_layer_ids", [2, 4, 8], r"is \[2, 4, 8\]; .* 8 layers"),
+        ("eagle_config", {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}, r"is \[1, 3, 4\]; .* \[2, 4, 5\]"),
         ("eagle_config", {}, r"`eagle_aux_hidden_state_layer_ids` is \[\]"),
         ("draft_vocab_size", 10, r"tensor `lm_head.weight` is \[20, 32\]; expected \[10, 32\]"),
         ("head_dim", None, r"config.json: .*head_dim"),
