@@ -185,7 +185,7 @@ def export(
         path = form.place(loaded.untrained_path if untrained else loaded.export_path)
         export_draft(loaded, untrained=untrained, form=form)
         save_config(loaded, path / "run.yaml")
-        console.print(f"the draft is in {path}")
+        console.print(f"the draft is in {path}", soft_wrap=True)
 
 
 @app.command()

@@ -290,7 +290,7 @@ def _accepted(config: RunConfig, manifest: Manifest) -> _Accepted | None:
     if measured is None or not measured.complete or manifest.inputs.get("checkpoints") is None:
         return None
     served = default or manifest
-    if measured.inputs.get("draft") != digest_of(served) or served.inputs != manifest.inputs:
+    if digest_of(served) not in measured.inputs.values() or served.inputs != manifest.inputs:
         return None
     return _convert(config.accept_path, measured.figures, _Accepted)
 

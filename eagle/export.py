@@ -73,7 +73,7 @@ def export(config: RunConfig, *, untrained: bool = False, form: Form = DEFAULT) 
     found = read_manifest(out)
     if found is not None and found.settings == settings and found.inputs == picked.inputs:
         check_draft(out, make.shape)
-        console.print(f"export: {out} has this draft")
+        console.print(f"export: {out} has this draft", soft_wrap=True)
         write_card(config, out, found, form)
         return found
     with directory_written_aside(out) as aside:
