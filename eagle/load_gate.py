@@ -3,8 +3,9 @@
 The verifier is served with the draft, and held-out prompts are answered greedily, one at a time; the server's
 counters say what it accepted at each position. Then the same verifier is served with the capturing connector,
 and its states along these very replies give what our draft proposes: see eagle/walk.py. Both ran in bfloat16,
-so two tokens that are nearly as likely may change places: the mean length may differ by LENGTH_WITHIN, the
-share accepted at a position by RATE_WITHIN. A draft that is loaded wrongly accepts less, and fails.
+so two tokens that are nearly as likely may change places: the tokens that a step yields may differ by
+LENGTH_WITHIN, the share accepted at a position by RATE_WITHIN. What a server counts beyond a reply's end is
+not seen, so the length is taken from the replies themselves: their tokens over the server's steps.
 
 Axes: S draft positions, K draft vocabulary.
 """
@@ -51,15 +52,15 @@ TOO_FEW = 1.05
 
 
 class LoadReport(Record, frozen=True, kw_only=True):
-    """What is accepted along the same replies, and predicted: least and most differ by the replies' ends."""
+    """What is accepted along the same replies, and predicted; rates at least and at most, for their ends."""
 
     prompts: int
     reply_tokens: int
     drafts: int
     drafts_predicted: int
     length: float
-    length_least: float
-    length_most: float
+    """Tokens that a step yields: those of the replies, each one's first aside, over the drafts."""
+    length_predicted: float
     rates: tuple[float, ...]
     rates_least: tuple[float, ...]
     rates_most: tuple[float, ...]
@@ -95,6 +96,8 @@ def load_gate(config: RunConfig, source: str) -> tuple[LoadReport, list[Mismatch
     with started(config, capturing(config)) as (process,):
         states = asyncio.run(_captured(config, process.base_url, replies))
     predicted = _predicted(config, files, draft, replies, states)
+    if not counted.drafts or not predicted.drafts:
+        raise ServerError("nothing was drafted: the replies are too short, raise accept.max_tokens")
     report = _report(replies, counted, predicted)
     return report, wrong_in(report)
 
@@ -102,13 +105,12 @@ def load_gate(config: RunConfig, source: str) -> tuple[LoadReport, list[Mismatch
 def wrong_in(report: LoadReport) -> list[Mismatch]:
     """A line for each figure in which the server is further from the trainer's draft than is allowed."""
     found = []
-    low, high = report.length_least * (1 - LENGTH_WITHIN), report.length_most * (1 + LENGTH_WITHIN)
-    if not low <= report.length <= high:
+    if abs(report.length / report.length_predicted - 1) > LENGTH_WITHIN:
         found.append(
             Mismatch(
                 what="served with vLLM: acceptance length",
                 found=f"{report.length:.3f}",
-                expected=f"{report.length_least:.3f} to {report.length_most:.3f}, within {LENGTH_WITHIN:.0%}",
+                expected=f"{report.length_predicted:.3f}, within {LENGTH_WITHIN:.0%}",
                 why="the server proposes other tokens than the trainer's draft on the verifier's states",
             )
         )
@@ -127,10 +129,10 @@ def wrong_in(report: LoadReport) -> list[Mismatch]:
 
 def gate_notes(report: LoadReport) -> list[str]:
     """What limits the finding."""
-    if report.length_most >= TOO_FEW:
+    if report.length_predicted >= TOO_FEW:
         return []
     return [
-        f"the trainer's draft, too, has an acceptance length of only {report.length_most:.3f}: the gate "
+        f"the trainer's draft, too, has an acceptance length of only {report.length_predicted:.3f}: the gate "
         f"can't tell a draft that is loaded wrongly from one that knows nothing"
     ]
 
@@ -215,15 +217,14 @@ def _predicted(
 
 
 def _report(replies: Sequence[_Reply], counted: SpecCounters, predicted: Walk) -> LoadReport:
-    drafts = max(predicted.drafts, 1)
+    drafts, tokens = max(predicted.drafts, 1), sum(len(reply.output) - 1 for reply in replies)
     return LoadReport(
         prompts=len(replies),
         reply_tokens=sum(len(reply.output) for reply in replies),
         drafts=int(counted.drafts),
         drafts_predicted=predicted.drafts,
-        length=counted.acceptance_length,
-        length_least=predicted.least_length,
-        length_most=predicted.most_length,
+        length=tokens / max(counted.drafts, 1),
+        length_predicted=tokens / drafts,
         rates=tuple(counted.rate_by_position),
         rates_least=tuple(count / drafts for count in predicted.least_S),
         rates_most=tuple(count / drafts for count in predicted.most_S),

@@ -132,8 +132,7 @@ def _print_served(served: LoadReport) -> None:
         f"{served.drafts_predicted:,} predicted"
     )
     out.print(
-        f"acceptance length {served.length:.3f}; the trainer's draft predicts {served.length_least:.3f} to "
-        f"{served.length_most:.3f}"
+        f"acceptance length {served.length:.3f}; the trainer's draft predicts {served.length_predicted:.3f}"
     )
     bounds = zip(served.rates, served.rates_least, served.rates_most, strict=True)
     for position, (rate, least, most) in enumerate(bounds, 1):

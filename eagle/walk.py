@@ -24,7 +24,7 @@ class Walk:
     """What is accepted: `drafts` steps, and of them those whose token at each position is.
 
     In a reply's last step a server drafts beyond its end, or stops short of it: nobody sees what it counts
-    there. So there is a least and a most.
+    there. So there is a least and a most, but only one number of steps.
     """
 
     drafts: int
@@ -37,16 +37,6 @@ class Walk:
             least_S=tuple(map(sum, zip(self.least_S, other.least_S, strict=True))),
             most_S=tuple(map(sum, zip(self.most_S, other.most_S, strict=True))),
         )
-
-    @property
-    def least_length(self) -> float:
-        """Mean tokens a step yields, at the least."""
-        return 1 + sum(self.least_S) / max(self.drafts, 1)
-
-    @property
-    def most_length(self) -> float:
-        """And at the most."""
-        return 1 + sum(self.most_S) / max(self.drafts, 1)
 
 
 @torch.no_grad()

@@ -165,7 +165,8 @@ def test_an_export_of_this_run_passes_the_check(prepared: RunConfig) -> None:
         ("eagle_config", {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}, r"is \[1, 3, 4\]; .* \[2, 4, 5\]"),
         ("eagle_config", {}, r"`eagle_aux_hidden_state_layer_ids` is \[\]"),
         ("draft_vocab_size", 10, r"tensor `lm_head.weight` is \[20, 32\]; expected \[10, 32\]"),
-        ("head_dim", None, r"config.json: .*head_dim"),
+        ("head_dim", 16, r"tensor `midlayer.self_attn.k_proj.weight` is \[16, 64\]; expected \[32, 64\]"),
+        ("intermediate_size", None, "config.json: .*intermediate_size"),
     ],
 )
 def test_a_config_that_does_not_fit_is_refused(

@@ -23,7 +23,6 @@ def test_a_reply_is_gone_along_as_a_server_does() -> None:
     """Two prompt tokens, so from slot 1 on: all three are right, then one of slot 5, then none of slot 7."""
     found = walk(marks(["xx...x..", "xx......", "xxx....."]), prompt_tokens=2)
     assert found == Walk(drafts=3, least_S=(2, 1, 1), most_S=(2, 1, 1))
-    assert found.least_length == found.most_length == 1 + 4 / 3
 
 
 def test_a_reply_of_one_token_has_no_draft() -> None:
@@ -35,7 +34,6 @@ def test_the_end_of_a_reply_is_between_a_least_and_a_most() -> None:
     """All that is left is right: the server may have drafted on, or left the last token to the verifier."""
     found = walk(marks(["x", ".", "."]), prompt_tokens=1)
     assert found == Walk(drafts=1, least_S=(0, 0, 0), most_S=(1, 1, 1))
-    assert (found.least_length, found.most_length) == (1.0, 4.0)
     found = walk(marks([".", ".", "."]), prompt_tokens=1)
     assert found == Walk(drafts=1, least_S=(0, 0, 0), most_S=(0, 0, 0))
 
