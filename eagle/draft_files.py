@@ -237,10 +237,15 @@ def _config(directory: Path) -> tuple[dict[str, Any], Counting | None]:
     if not path.exists():
         return {}, None
     config, counting = flattened(_json(path))
+    return config, exported_counting(directory) or counting
+
+
+def exported_counting(directory: Path) -> Counting | None:
+    """Whose count an export of ours has, by its manifest; None where the directory is none."""
     exported = _made(directory, "export")
     if exported is None:
-        return config, counting
-    return config, Counting.SGLANG if exported.settings.get("target") == Counting.SGLANG else Counting.VLLM
+        return None
+    return Counting.SGLANG if exported.settings.get("target") == Counting.SGLANG else Counting.VLLM
 
 
 def flattened(outer: dict[str, Any]) -> tuple[dict[str, Any], Counting | None]:

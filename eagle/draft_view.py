@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 import torch
 
-from eagle.draft_files import NOT_THE_DRAFTS, flattened, our_name, read_draft
+from eagle.draft_files import NOT_THE_DRAFTS, exported_counting, flattened, our_name, read_draft
 from eagle.hub_weights import HubFiles
 from eagle.taps import Counting
 from eagle.tensors import NAMES
 from eagle.verifier_tensors import SINGLE_FILE, Place, read_header, read_index
+from synthgen.corpus.manifest import FILE_NAME
 from synthgen.corpus.verifier_config import CONFIG_FILE
 from synthgen.corpus.verifier_files import HUB_ID, HubModel, fetched
 from synthgen.errors import ArtifactError, ConfigError
@@ -96,9 +97,11 @@ def _config(model: HubModel) -> tuple[dict[str, Any], Counting | None]:
     if path is None:
         return {}, None
     try:
-        return flattened(msgspec.json.decode(path.read_bytes(), type=dict[str, Any]))
+        config, counting = flattened(msgspec.json.decode(path.read_bytes(), type=dict[str, Any]))
     except msgspec.MsgspecError as error:
         raise ArtifactError(f"{model}/{CONFIG_FILE}: can't be read as JSON: {error}") from error
+    made = fetched(model, FILE_NAME)
+    return config, (exported_counting(made.parent) if made else None) or counting
 
 
 def _tensor(files: HubFiles, place: Place) -> torch.Tensor:

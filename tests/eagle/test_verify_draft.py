@@ -338,6 +338,18 @@ def test_of_a_hubs_draft_headers_and_map_are_read(run: RunConfig, tmp_path: Path
         assert len(header_bytes(hub)) == 3
 
 
+def test_an_export_on_the_hub_says_whose_count_its_ids_are(tmp_path: Path) -> None:
+    """By the manifest beside it, as it does here."""
+    config = tiny_config(tmp_path, draft__norm_before_residual="false")
+    write_run(config)
+    export(config, untrained=True)
+    form = Form.of(Target.SGLANG, None)
+    export(config, untrained=True, form=form)
+    with model_hub(form.place(config.untrained_path)) as hub:
+        done = command(tmp_path, hub, "org/model", "--like", str(config.untrained_path))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def header_bytes(hub: ModelHub) -> set[tuple[int, int]]:
     """Which ranges of the weights were asked for, but the header itself."""
     spans = {one.span for one in hub.asked if one.file == "model.safetensors" and one.method == "GET"}
