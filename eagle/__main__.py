@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.markup import escape
 
 from eagle.accept.measure import Given
 from eagle.accept.report import AcceptanceReport
@@ -16,15 +15,17 @@ from eagle.accept.stage import accept as measure_acceptance
 from eagle.accept.stage import accept_given as measure_given_servers
 from eagle.accept.stage import given_path
 from eagle.accept.table import print_report
+from eagle.card import refresh_cards
+from eagle.draft_config import Form, LayerNames, Target
 from eagle.dry_run import dry_run, print_dry_run
 from eagle.export import export as export_draft
 from eagle.extract import extract as extract_states
 from eagle.train import train as train_draft
 from eagle.validation_table import print_validation
-from eagle.verify_states import Checks, StatesReport, verify_states
+from eagle.verify_commands import verify
 from eagle.vocab import make_vocab
 from synthgen.corpus.config import RunConfig
-from synthgen.corpus.console import console, exits, tables
+from synthgen.corpus.console import console, exits
 from synthgen.corpus.files import in_units
 from synthgen.corpus.settings import load_config, save_config
 from synthgen.errors import ConfigError
@@ -168,17 +169,28 @@ def export(
     untrained: Annotated[
         bool, typer.Option("--untrained", help="The draft as it was before its first step, to compare with.")
     ] = False,
+    target: Annotated[
+        Target,
+        typer.Option(help="Who is to load it: another than vllm gets a directory beside draft/export."),
+    ] = Target.VLLM,
+    layer_names: Annotated[
+        LayerNames | None,
+        typer.Option(help="Names of the layer's tensors: midlayer, or layers.0, which vLLM reads as well."),
+    ] = None,
 ) -> None:
-    """Write the draft as vLLM loads it: the checkpoint that validated best, or the newest without validation.
+    """Write the draft as servers load it: the checkpoint that validated best, or the newest without any.
 
-    Example: `eagle export configs/demo.yaml`
+    Its model card says what the run's manifests say by now; `eagle accept` brings it up to date.
+
+    Examples: `eagle export configs/demo.yaml`, `eagle export my.yaml --target speculators`
     """
     with exits():
         loaded = load_config(config, tuple(set_))
-        path = loaded.untrained_path if untrained else loaded.export_path
-        export_draft(loaded, untrained=untrained)
+        form = Form.of(target, layer_names)
+        path = form.place(loaded.untrained_path if untrained else loaded.export_path)
+        export_draft(loaded, untrained=untrained, form=form)
         save_config(loaded, path / "run.yaml")
-        console.print(f"the draft is in {path}")
+        console.print(f"the draft is in {path}", soft_wrap=True)
 
 
 @app.command()
@@ -209,6 +221,7 @@ def accept(
             raise ConfigError("--base-url goes with --url: it is the undrafted server beside that one")
         if url is None:
             directory, manifest = loaded.accept_path, measure_acceptance(loaded)
+            refresh_cards(loaded)
         else:
             given = Given(url=url, base_url=base_url)
             directory, manifest = given_path(loaded), measure_given_servers(loaded, given)
@@ -220,56 +233,7 @@ def accept(
             print_report(report)
 
 
-verify = typer.Typer(help="Check what earlier stages left.", no_args_is_help=True)
 app.add_typer(verify, name="verify")
-
-
-@verify.command("states")
-def verify_states_command(
-    config: Config,
-    set_: Overrides = [],  # noqa: B006
-    samples: Annotated[int, typer.Option(help="Samples that are looked at closely.", min=1)] = 16,
-    live: Annotated[
-        bool,
-        typer.Option("--live", help="Compare with a server's own most likely tokens."),
-    ] = False,
-    reference: Annotated[
-        bool, typer.Option("--reference", help="Compare all states with transformers; for small verifiers.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
-) -> None:
-    """Check hidden states: checksums, finiteness, token ids, and the tokens that the final states predict.
-
-    Exit code 1: something is wrong with them, named line by line.
-
-    Examples: `eagle verify states my.yaml --live`, `eagle verify states configs/demo.yaml --reference`
-    """
-    with exits():
-        checks = Checks(samples=samples, live=live, reference=reference)
-        report = verify_states(load_config(config, tuple(set_)), checks)
-        if as_json:
-            print(msgspec.json.encode(report).decode())
-        else:
-            _print_states(report)
-        if report.problems:
-            raise typer.Exit(1)
-
-
-def _print_states(report: StatesReport) -> None:
-    out = tables()
-    out.print(f"{report.shards} shards, {report.samples:,} samples, {report.tokens:,} tokens")
-    if report.probe is not None:
-        probe = report.probe
-        out.print(
-            f"most likely next token: {probe.agreement:.2%} of {probe.tokens:,} as the {probe.against} "
-            f"({probe.samples} samples)"
-        )
-    for tap in report.taps:
-        out.print(f"{tap.tap}: median error {tap.median:.2%}, worst token {tap.worst:.2%}")
-    for problem in report.problems:
-        out.print(f"[red]wrong:[/] {escape(problem)}", soft_wrap=True)
-    if not report.problems:
-        out.print("nothing wrong" if report.probe else "nothing wrong; --live compares with a server, too")
 
 
 def main() -> None:

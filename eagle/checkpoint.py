@@ -13,16 +13,17 @@ whole tensors, and on going on each keeps its part of them.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from eagle.draft import Draft
 from eagle.optim import Optimizers
-from eagle.tensors import part_like, save_tensors, whole
+from eagle.tensors import Pieces, part_like, save_tensors, whole
 from synthgen.corpus.files import directory_written_aside
 from synthgen.corpus.records import Record
 from synthgen.errors import ArtifactError
@@ -105,17 +106,45 @@ def load_weights(path: Path, draft: Draft) -> None:
     """
     tensors = _read(path, WEIGHTS)
     own = dict(draft.named_parameters())
-    for name in sorted(tensors.keys() | own.keys()):
-        found = list(tensors[name].shape) if name in tensors else "missing"
+    _require_shapes(path, {name: list(tensor.shape) for name, tensor in tensors.items()}, own)
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(part_like(parameter, tensors[name].to(parameter.device)))
+
+
+def stored_weights(path: Path, draft: Draft, dtype: torch.dtype) -> dict[str, Pieces]:
+    """A checkpoint's weights, to be written as `dtype`: nothing is read but its header.
+
+    Raises ArtifactError as `load_weights` does; `draft` may be on the meta device.
+    """
+    file = path / WEIGHTS
+
+    def rows_of(name: str) -> Callable[[int, int], torch.Tensor]:
+        def read(low: int, high: int) -> torch.Tensor:
+            with safe_open(file, framework="pt") as tensors:  # mapped anew: what was read leaves the memory
+                rows: torch.Tensor = tensors.get_slice(name)[low:high]
+                return rows
+
+        return read
+
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            shapes = {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise ArtifactError(_damaged(path, WEIGHTS, error)) from error
+    _require_shapes(path, shapes, dict(draft.named_parameters()))
+    return {name: Pieces(tuple(shape), dtype, rows_of(name)) for name, shape in shapes.items()}
+
+
+def _require_shapes(path: Path, shapes: dict[str, list[int]], own: Mapping[str, torch.Tensor]) -> None:
+    for name in sorted(shapes.keys() | own.keys()):
+        found = shapes.get(name, "missing")
         expected = list(own[name].shape) if name in own else "not known"
         if found != expected:
             raise ArtifactError(
                 f"{path / WEIGHTS}: `{name}` is {found}, this run's draft has it {expected}: set `draft` and "
                 f"`vocab` back to what they were, or remove {path.parent} to train anew"
             )
-    with torch.no_grad():
-        for name, parameter in own.items():
-            parameter.copy_(part_like(parameter, tensors[name].to(parameter.device)))
 
 
 def load_checkpoint(path: Path, draft: Draft, optimizers: Optimizers) -> Progress:

@@ -22,6 +22,7 @@ import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 
+from eagle.taps import Counting
 from synthgen.corpus.files import sha256_of
 from synthgen.corpus.manifest import Manifest, read_manifest
 from synthgen.errors import ArtifactError
@@ -36,6 +37,7 @@ FIRST_LAYER, OUR_LAYER = "layers.0.", "midlayer."
 NOT_THE_DRAFTS = ("verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq")
 """What trainers keep beside a draft: the verifier's own, and what follows from the config."""
 OF_THE_LAYER = "transformer_layer_config"
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +59,8 @@ class DraftFiles:
     files: tuple[Path, ...]
     places: dict[str, Place]
     config: dict[str, Any]
-    counts_as_vllm: bool
-    """Whether its layer ids are surely vLLM's; a flat config may have them as SGLang counts, one lower."""
+    counting: Counting | None
+    """Whose count its layer ids surely are; None for a flat config, which may have either's."""
 
     def tensor(self, name: str) -> torch.Tensor:
         """One tensor by our name. Raises ArtifactError when it can't be read."""
@@ -93,8 +95,8 @@ def read_draft(source: str) -> DraftFiles:
                     f"{path}: `{places[name].name}` and `{place.name}` are the same tensor twice"
                 )
             places[name] = place
-    config, counts_as_vllm = _config(path if path.is_dir() else path.parent)
-    return DraftFiles(path=path, files=files, places=places, config=config, counts_as_vllm=counts_as_vllm)
+    config, counting = _config(path if path.is_dir() else path.parent)
+    return DraftFiles(path=path, files=files, places=places, config=config, counting=counting)
 
 
 def our_name(stored: str) -> str:
@@ -226,19 +228,38 @@ def _places(file: Path) -> list[tuple[str, Place]]:
     return places
 
 
-def _config(directory: Path) -> tuple[dict[str, Any], bool]:
-    """What is known of the draft's make, flat, and whether its layer ids are surely vLLM's."""
+def _config(directory: Path) -> tuple[dict[str, Any], Counting | None]:
+    """What is known of the draft's make, flat, and whose count its layer ids surely are."""
     trained = _made(directory.parent, "train")
     if trained is not None:
-        layers = {"eagle_aux_hidden_state_layer_ids": trained.settings["aux_layers"]}
-        return trained.settings["draft"] | layers, True
+        return trained.settings["draft"] | {LAYER_IDS: trained.settings["aux_layers"]}, Counting.VLLM
     path = directory / "config.json"
     if not path.exists():
-        return {}, False
-    outer = _json(path)
+        return {}, None
+    config, counting = flattened(_json(path))
+    return config, exported_counting(directory) or counting
+
+
+def exported_counting(directory: Path) -> Counting | None:
+    """Whose count an export of ours has, by its manifest; None where the directory is none."""
+    exported = _made(directory, "export")
+    if exported is None:
+        return None
+    return Counting.SGLANG if exported.settings.get("target") == Counting.SGLANG else Counting.VLLM
+
+
+def flattened(outer: dict[str, Any]) -> tuple[dict[str, Any], Counting | None]:
+    """A draft's config.json with the layer's keys beside the others, and whose count its layer ids surely
+    are: speculators' are vLLM's."""
     if OF_THE_LAYER in outer:
-        return outer[OF_THE_LAYER] | outer, True
-    return outer, _made(directory, "export") is not None
+        return outer[OF_THE_LAYER] | outer, Counting.VLLM
+    return outer, None
+
+
+def layer_ids_in(config: dict[str, Any]) -> list[int] | None:
+    """The ids of the aux layers, wherever a flat config has them; None when it has none."""
+    ids: list[int] | None = config.get(LAYER_IDS) or (config.get("eagle_config") or {}).get(LAYER_IDS)
+    return ids
 
 
 def _made(directory: Path, stage: str) -> Manifest | None:

@@ -10,11 +10,12 @@ import torch
 import yaml
 
 from eagle.draft import Draft
-from eagle.draft_files import EMBEDDING, HEAD, DraftFiles
+from eagle.draft_files import EMBEDDING, HEAD, DraftFiles, layer_ids_in
 from eagle.rotary import attention_factor, paper_factor
-from eagle.taps import TapPoints, default_aux
+from eagle.taps import Counting, TapPoints, default_aux
 from synthgen.corpus.draft_sections import DraftConfig, YarnScaling
 from synthgen.corpus.verifier_config import VerifierShape
+from synthgen.errors import ArtifactError
 
 FLOATS = ("F32", "BF16", "F16")
 VOCABULARY = ("d2t", "t2d")
@@ -98,7 +99,7 @@ def _tensor_problems(previous: DraftFiles, config: DraftConfig, shape: VerifierS
 def _config_problems(content: dict[str, Any], config: DraftConfig, shape: VerifierShape) -> list[str]:
     """What the config says otherwise than the run's: settings, the verifier, what isn't to be had here."""
     lines = []
-    stated = _stated(content)
+    stated = stated_in(content)
     for key in COMPARED:
         have, want = stated.get(key), getattr(config, key)
         if have is not None and have != want:
@@ -125,7 +126,7 @@ def _config_problems(content: dict[str, Any], config: DraftConfig, shape: Verifi
     return lines
 
 
-def _stated(content: dict[str, Any]) -> dict[str, Any]:
+def stated_in(content: dict[str, Any]) -> dict[str, Any]:
     """The config with what it leaves out: transformers' defaults, and vLLM's for the norms."""
     heads = content.get("num_attention_heads") or LLAMA["num_attention_heads"]
     left_out = {
@@ -139,25 +140,48 @@ def _stated(content: dict[str, Any]) -> dict[str, Any]:
     return LLAMA | left_out | present | {"rope_theta": _theta(content)}
 
 
-def _compare_scaling(content: dict[str, Any], config: DraftConfig, fit: Fit) -> None:
-    """Refuse positions scaled otherwise. To scale those of a draft without lengthens its context: a note."""
+def config_of(content: dict[str, Any]) -> DraftConfig:
+    """The make of a draft by its flat config, with the defaults of what it leaves out.
+
+    Raises ArtifactError for a key that is missing or wrong, and for positions scaled otherwise than by yarn.
+    """
+    fields = {name: stated_in(content).get(name) for name in DraftConfig.__struct_fields__}
+    try:
+        fields["rope_scaling"] = scaling_in(content)
+        return msgspec.convert(msgspec.to_builtins(fields), DraftConfig)
+    except (msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
+        raise ArtifactError(f"config.json: {error}") from error
+
+
+def scaling_in(content: dict[str, Any]) -> YarnScaling | None:
+    """How a draft's positions are scaled, None where they aren't.
+
+    Raises ValueError for another way than yarn, KeyError or TypeError for a yarn that can't be read.
+    """
     stated = _rope(content)
     kind = stated.get("rope_type") or stated.get("type") or "default"
-    if kind not in ("default", "yarn"):
-        fit.problems.append(
-            f"config.json: positions are scaled by `{kind}`, this trainer has only yarn or none"
-        )
-        return
     if kind == "default":
+        return None
+    if kind != "yarn":
+        raise ValueError(f"positions are scaled by `{kind}`, this trainer has only yarn or none")
+    return _yarn({"original_max_position_embeddings": content.get("max_position_embeddings")} | stated)
+
+
+def _compare_scaling(content: dict[str, Any], config: DraftConfig, fit: Fit) -> None:
+    """Refuse positions scaled otherwise. To scale those of a draft without lengthens its context: a note."""
+    try:
+        have = scaling_in(content)
+    except ValueError as error:
+        fit.problems.append(f"config.json: {error}")
+        return
+    except (KeyError, TypeError) as error:
+        fit.problems.append(f"config.json: its yarn can't be read: {error!r}")
+        return
+    if have is None:
         if config.rope_scaling is not None:
             fit.notes.append("it has no rope_scaling: it learns this run's yarn from here on")
         return
-    try:
-        have = _yarn({"original_max_position_embeddings": content.get("max_position_embeddings")} | stated)
-    except (KeyError, TypeError, ValueError) as error:
-        fit.problems.append(f"config.json: its yarn can't be read: {error!r}")
-        return
-    if config.rope_scaling is None or _same(have) != _same(config.rope_scaling):
+    if config.rope_scaling is None or same_scaling(have) != same_scaling(config.rope_scaling):
         fit.problems.append(
             f"config.json: positions are scaled by other factors than this run's "
             f"({_yaml(config.rope_scaling)}): set draft.rope_scaling: {_yaml(have)}"
@@ -195,7 +219,7 @@ def _yarn(stated: dict[str, Any]) -> YarnScaling:
     )
 
 
-def _same(scaling: YarnScaling) -> tuple[float, ...]:
+def same_scaling(scaling: YarnScaling) -> tuple[float, ...]:
     """What a scaling does, whichever way it is written."""
     context = scaling.original_max_position_embeddings
     factor = round(attention_factor(scaling), 6)
@@ -205,21 +229,19 @@ def _same(scaling: YarnScaling) -> tuple[float, ...]:
 def _compare_layers(previous: DraftFiles, taps: TapPoints, fit: Fit) -> None:
     """Refuse a draft of other aux layers. Ids one lower than the run's are SGLang's count of the same, where
     it isn't sure that they are vLLM's."""
-    content, wanted = previous.config, list(taps.aux)
-    eagle = content.get("eagle_config") or {}
-    ids = content.get("eagle_aux_hidden_state_layer_ids") or eagle.get("eagle_aux_hidden_state_layer_ids")
+    wanted, ids = list(taps.aux), layer_ids_in(previous.config)
     if ids is None:
         ids = list(default_aux(taps.num_layers))
         fit.notes.append(f"it names no aux layers: {ids} are vLLM's choice for {taps.num_layers} layers")
-    if ids == wanted:
+    if ids == wanted and previous.counting is not Counting.SGLANG:
         return
-    if ids == list(taps.sglang) and not previous.counts_as_vllm:
+    if ids == list(taps.sglang) and previous.counting is not Counting.VLLM:
         fit.notes.append(f"its aux layers {ids} are taken as SGLang counts: {wanted} as vLLM does")
         return
     fit.problems.append(
         f"config.json: it was trained on aux layers {ids}, this run's states are of {wanted}: begin with "
         f"another draft, or set extract.aux_layers to them as vLLM counts"
-        + ("" if previous.counts_as_vllm else " (one more, if SGLang counted)")
+        + ("" if previous.counting is Counting.VLLM else " (one more, if SGLang counted)")
         + " and extract again"
     )
 

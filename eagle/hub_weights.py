@@ -73,7 +73,7 @@ class HubFiles:
 
     def _asked(self, file: str, start: int, end: int) -> bytes | Exception | None:
         """The answer, or the error with which its connection broke."""
-        hub = package_for(self.model.id)
+        hub = package_for(self.model.id, self.model.key)
         url = hub.hf_hub_url(self.model.id, file, revision=self.model.revision)
         headers = hub.utils.build_hf_headers() | {"Range": f"bytes={start}-{end - 1}"}
         try:

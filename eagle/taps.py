@@ -8,11 +8,20 @@ loses acceptance silently, so ids are only ever made and read here.
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 from synthgen.errors import ConfigError
 
 CONVENTION = "vllm: id k is the state before layer index k"
+
+
+class Counting(enum.StrEnum):
+    """Whose count layer ids are of."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    """One lower: the layer whose output is meant."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,7 +177,7 @@ class _Reader:
 
     def _header(self, file: str) -> dict[str, Place]:
         if file not in self._headers:
-            self._headers[file] = _read_header(self._files, file)
+            self._headers[file] = read_header(self._files, file)
         return self._headers[file]
 
 
@@ -188,7 +188,11 @@ def _quantised(name: str, how: str) -> str:
     )
 
 
-def _read_header(files: TensorFiles, file: str) -> dict[str, Place]:
+def read_header(files: TensorFiles, file: str) -> dict[str, Place]:
+    """Every tensor of a safetensors file, by its name.
+
+    Raises ArtifactError when the file isn't there, isn't whole, or is no such file.
+    """
     start = files.read(file, 0, LENGTH_BYTES)
     if start is None:
         raise ArtifactError(

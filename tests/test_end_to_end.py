@@ -21,7 +21,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from eagle.accept.report import AcceptanceReport
 from eagle.checkpoint import load_weights
 from eagle.draft import Draft, build_draft, unroll
-from eagle.export import chosen
+from eagle.draft_config import Form, Target
+from eagle.export import chosen, export
 from eagle.loss import VerifierHead, target_logits, verifier_head
 from eagle.prefill import take_states
 from eagle.shards import read_all
@@ -378,6 +379,22 @@ def _propose(
             logits_K = outputs_SNH[step, 0] @ draft.lm_head.weight.to(outputs_SNH.dtype).T
         tokens.append(int(vocab.target_ids_K[logits_K.argmax()]))
     return tokens[-steps:]
+
+
+def test_the_exported_draft_passes_the_load_gate(line: Line) -> None:
+    """In every form that vLLM loads: as many drafts as the trainer's own takes along the same replies."""
+    export(line.config, form=(form := Form.of(Target.SPECULATORS, None)))
+    path = form.place(line.config.export_path)
+    arguments = ["eagle", "verify", "draft", str(path), "--config", str(line.path), "--serve", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments], capture_output=True, text=True, timeout=600, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    served = json.loads(done.stdout)["served"]
+    assert served["prompts"] == 4
+    assert served["drafts"] == pytest.approx(served["drafts_predicted"], rel=0.03)
+    assert served["length_predicted"] > 1.05
+    assert "Greedy, by the server's own counters." in (path / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_capturing_server_has_the_fingerprint_of_the_plain_one(line: Line, capture_url: str) -> None:

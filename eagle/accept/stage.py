@@ -15,7 +15,7 @@ from pathlib import Path
 
 from eagle.accept.measure import Given, measure, measure_given
 from eagle.accept.servers import UNTRAINED
-from eagle.export import check_draft
+from eagle.draft_check import check_draft
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import console
 from synthgen.corpus.journal import write_journal

@@ -10,10 +10,9 @@ from rich.text import Text
 
 from synthgen.commands.options import AsJson, Config, Overrides
 from synthgen.corpus.config import RunConfig
-from synthgen.corpus.console import exits, tables
+from synthgen.corpus.console import exits, printable, tables
 from synthgen.corpus.manifest import Manifest
 from synthgen.corpus.settings import load_config
-from synthgen.generate.transcript import printable
 from synthgen.mix.stage import mix as mix_dataset
 from synthgen.screen.stage import screen as screen_corpus
 from synthgen.screen.table import print_screening

@@ -10,9 +10,8 @@ import typer
 from rich.markup import escape
 
 from synthgen.commands.options import AsJson, Config, Overrides
-from synthgen.corpus.console import console, exits
+from synthgen.corpus.console import console, exits, printable
 from synthgen.corpus.settings import load_config
-from synthgen.generate.transcript import printable
 from synthgen.render.audit import audit as audit_corpus
 from synthgen.render.stage import ROWS_FILE
 from synthgen.render.stage import render as render_parts

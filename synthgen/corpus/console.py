@@ -22,6 +22,13 @@ from synthgen.errors import DiskError, SynthgenError
 
 PLAIN_SECONDS = 10.0
 WIDTH = 100
+_PICTURES = {code: 0x2400 + code for code in range(0x20) if code not in (0x09, 0x0A)}
+_CONTROLS = _PICTURES | {0x7F: 0x2421} | dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
+
+
+def printable(text: str) -> str:
+    """`text` with its control characters, newline and tab aside, as pictures of themselves: ESC is ␛."""
+    return text.replace("\r\n", "\n").translate(_CONTROLS)
 
 
 class _Stderr:

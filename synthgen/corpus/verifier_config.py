@@ -28,6 +28,7 @@ class VerifierShape(Record, frozen=True, kw_only=True):
     eos_token_id: int | None
     tie_word_embeddings: bool | None = None
     """Whether the head is the embedding; None when the config leaves it open."""
+    architectures: tuple[str, ...] = ()
 
 
 def state_bytes_per_token(hidden_size: int, states_dtype: str) -> int:
@@ -61,6 +62,7 @@ def read_shape(model: Path) -> VerifierShape:
         bos_token_id=_single(text.get("bos_token_id")),
         eos_token_id=_single(text.get("eos_token_id")),
         tie_word_embeddings=text.get("tie_word_embeddings", outer.get("tie_word_embeddings")),
+        architectures=tuple(outer.get("architectures") or ()),
     )
 
 

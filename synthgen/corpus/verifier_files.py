@@ -28,6 +28,13 @@ class HubModel:
 
     id: str
     revision: str | None
+    key: str = "verifier.model"
+    """The setting or the argument that names it, for messages."""
+
+    @property
+    def revision_key(self) -> str:
+        """What sets its revision."""
+        return "verifier.revision" if self.key == "verifier.model" else "what stands behind the @"
 
     def __str__(self) -> str:
         return f"{self.id}@{self.revision}" if self.revision else self.id
@@ -119,7 +126,7 @@ def fetched(model: HubModel, name: str) -> Path | None:
     Offline (HF_HUB_OFFLINE=1), or while nothing answers, what is in the cache is taken.
     Raises ConfigError for a repository, revision or access that isn't there, ServerError without an answer.
     """
-    hub = package_for(model.id)
+    hub = package_for(model.id, model.key)
     try:
         return Path(hub.hf_hub_download(model.id, name, revision=model.revision))
     except hub.errors.RemoteEntryNotFoundError:
@@ -130,8 +137,8 @@ def fetched(model: HubModel, name: str) -> Path | None:
 
 def refused(model: HubModel, name: str, error: Exception) -> SynthgenError:
     """What a user is told when `name` of a model can't be had."""
-    errors = package_for(model.id).errors
-    what = f"verifier.model {model}: no directory here ({Path(model.id).absolute()}), and as a hub id"
+    errors = package_for(model.id, model.key).errors
+    what = f"{model.key} {model}: no directory here ({Path(model.id).absolute()}), and as a hub id"
     if isinstance(error, errors.GatedRepoError):
         return ConfigError(f"{what} it is gated: accept its terms on its page on the hub and set HF_TOKEN")
     if isinstance(error, errors.RepositoryNotFoundError):
@@ -139,7 +146,7 @@ def refused(model: HubModel, name: str, error: Exception) -> SynthgenError:
             f"{what} the hub has no such model, or it is private: mend the path or the id, or set HF_TOKEN"
         )
     if isinstance(error, errors.RevisionNotFoundError):
-        return ConfigError(f"{what} it has no revision {model.revision}: mend verifier.revision")
+        return ConfigError(f"{what} it has no revision {model.revision}: mend {model.revision_key}")
     if isinstance(error, errors.HFValidationError):
         return ConfigError(f"{what} it isn't valid: {in_one_line(error)}")
     if (
@@ -162,6 +169,6 @@ def in_one_line(error: BaseException) -> str:
     return words if len(words) <= REASON_CHARACTERS else words[:REASON_CHARACTERS] + " …"
 
 
-def package_for(model: str) -> Any:
+def package_for(model: str, key: str = "verifier.model") -> Any:
     """huggingface_hub, which fetches a hub id. Raises ConfigError when it isn't installed."""
-    return imported_hub(f"verifier.model {model} is no directory here, so it is a hub id")
+    return imported_hub(f"{key} {model} is no directory here, so it is a hub id")

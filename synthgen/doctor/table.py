@@ -7,9 +7,8 @@ from itertools import groupby
 from rich.table import Table
 from rich.text import Text
 
-from synthgen.corpus.console import tables
+from synthgen.corpus.console import printable, tables
 from synthgen.doctor.findings import Finding, Level
-from synthgen.generate.transcript import printable
 
 STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
-import yaml
-
 from synthgen import __version__
+from synthgen.corpus.cards import front_matter, markdown_table, percent, public_name, verifier_name
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.samples import Origin
-from synthgen.corpus.verifier_files import local_directory
 from synthgen.export.counts import Count, Counts
 from synthgen.export.formats import Format, Layout
 from synthgen.export.rows import LeftOut
-from synthgen.generate.transcript import printable
 
 TAGS = ("synthetic", "reasoning", "speculative-decoding", "eagle-3")
 SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
@@ -54,17 +50,6 @@ def card(
     return "\n".join(sections)
 
 
-def public_name(text: str) -> str:
-    """A name as others may see it: of a path on this machine only its last part."""
-    return Path(text).name if text.startswith(("/", ".", "~")) else text
-
-
-def verifier_name(config: RunConfig) -> str:
-    """The verifier's hub id, or the last part of its directory."""
-    path = local_directory(config.verifier)
-    return path.name if path else public_name(config.verifier.model)
-
-
 def _front(config: RunConfig, kind: Format, layout: Layout, counts: Counts) -> str:
     front: dict[str, Any] = {
         "license": config.export.license or "unknown",
@@ -81,19 +66,7 @@ def _front(config: RunConfig, kind: Format, layout: Layout, counts: Counts) -> s
     }
     if layout.features:
         front["dataset_info"] = {"features": list(layout.features)}
-    return f"---\n{_Dumper.text(front)}---\n"
-
-
-class _Dumper(yaml.SafeDumper):
-    """YAML without anchors, which the hub's parser would have to resolve."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-    @classmethod
-    def text(cls, values: dict[str, Any]) -> str:
-        """`values` in their order."""
-        return str(yaml.dump(values, Dumper=cls, sort_keys=False, allow_unicode=True))
+    return front_matter(front)
 
 
 def _size(rows: int) -> str:
@@ -148,11 +121,11 @@ def _generation(config: RunConfig, counts: Counts, server: dict[str, Any] | None
         f"Made with synthgen {__version__} and a running server of the verifier: it sampled the native "
         f"rows' replies, and tokenized those that others wrote.",
         "",
-        *_table(("", ""), [*verifier, *told, ("server fingerprints", digests)]),
+        *markdown_table(("", ""), [*verifier, *told, ("server fingerprints", digests)]),
         "",
         "Sampling of the native rows:",
         "",
-        *_table(
+        *markdown_table(
             ("temperature", "top_p", "longest reply, tokens", "thinking", "rows"),
             [
                 (f"{s.temperature:g}", f"{s.top_p:g}", f"{s.max_tokens:,}", _on(s.thinking), f"{rows:,}")
@@ -183,14 +156,14 @@ def _contents(counts: Counts) -> str:
             "`tokens` counts prompt and reply; `thinking`, `response` and `tool` are the supervised tokens "
             "by kind; `share` is of all supervised tokens.",
             "",
-            *_table(("part", "split", *heads), parts),
+            *markdown_table(("part", "split", *heads), parts),
             "",
-            *_table(("source", "origin", *heads), sources[:MOST_ROWS]),
+            *markdown_table(("source", "origin", *heads), sources[:MOST_ROWS]),
             *([f"\n{rest:,} more sources."] if rest > 0 else []),
             "",
-            f"{_percent(counts.with_thinking, total.rows)} of the rows have thinking; "
-            f"{_percent(total.thinking_tokens, total.supervised_tokens)} of the supervised tokens are "
-            f"thinking. {_percent(cut, total.rows)} of the rows were cut by their budget: "
+            f"{percent(counts.with_thinking, total.rows)} of the rows have thinking; "
+            f"{percent(total.thinking_tokens, total.supervised_tokens)} of the supervised tokens are "
+            f"thinking. {percent(cut, total.rows)} of the rows were cut by their budget: "
             f"{counts.truncated['thinking']:,} in the thinking, {counts.truncated['response']:,} in the "
             f"response.",
             "",
@@ -200,7 +173,7 @@ def _contents(counts: Counts) -> str:
 
 def _figures(count: Count, total: Count) -> tuple[str, ...]:
     counted = (count.rows, count.tokens, count.thinking_tokens, count.response_tokens, count.tool_tokens)
-    share = _percent(count.supervised_tokens, total.supervised_tokens)
+    share = percent(count.supervised_tokens, total.supervised_tokens)
     return (*(f"{number:,}" for number in counted), share)
 
 
@@ -215,7 +188,7 @@ def _lengths(counts: Counts) -> str:
 
 def _columns(layout: Layout) -> str:
     rows = [(f"`{name}`", meaning) for name, meaning in layout.columns.items()]
-    return "\n".join(("## Columns", "", *_table(("column", "what it holds"), rows), ""))
+    return "\n".join(("## Columns", "", *markdown_table(("column", "what it holds"), rows), ""))
 
 
 def _loading(layout: Layout) -> str:
@@ -250,19 +223,3 @@ def _license(config: RunConfig) -> str:
             "",
         )
     )
-
-
-def _percent(part: int, whole: int) -> str:
-    return f"{part / whole:.1%}" if whole else "0.0%"
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    if not rows:
-        return ["none"]
-    cells = (heads, ["---"] * len(heads), *rows)
-    return ["| " + " | ".join(map(_cell, row)) + " |" for row in cells]
-
-
-def _cell(text: str) -> str:
-    """`text` on one line of a table, whatever a source is called."""
-    return " ".join(printable(text).split()).replace("|", "\\|")

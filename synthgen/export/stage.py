@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from synthgen.corpus.cards import verifier_name
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import bar
 from synthgen.corpus.files import directory_written_aside, require_free_disk
@@ -26,7 +27,7 @@ from synthgen.corpus.manifest import (
 from synthgen.corpus.samples import DatasetRow
 from synthgen.corpus.settings import save_config
 from synthgen.errors import ArtifactError
-from synthgen.export.card import WHY, card, verifier_name
+from synthgen.export.card import WHY, card
 from synthgen.export.counts import Counts
 from synthgen.export.formats import LAYOUTS, Format, Layout
 from synthgen.export.parquet import require_pyarrow

@@ -15,12 +15,12 @@ from synthgen.client.control import Control, api_key
 from synthgen.client.launch import plain, serving_url
 from synthgen.client.replies import ChatReply
 from synthgen.corpus.config import RunConfig
-from synthgen.corpus.console import console
+from synthgen.corpus.console import console, printable
 from synthgen.corpus.records import SeedPrompt
 from synthgen.corpus.samples import SpanKind
 from synthgen.errors import ServerMismatch
 from synthgen.generate.traces import sampling_of
-from synthgen.generate.transcript import PROMPT_STYLE, STYLES, print_part, printable
+from synthgen.generate.transcript import PROMPT_STYLE, STYLES, print_part
 from synthgen.seeds.selection import chosen
 
 

@@ -16,11 +16,10 @@ from rich.markup import escape
 from synthgen.client.api import client_for
 from synthgen.client.control import Fingerprint
 from synthgen.corpus.config import RunConfig
-from synthgen.corpus.console import bar
+from synthgen.corpus.console import bar, printable
 from synthgen.corpus.records import Message, prompt_key
 from synthgen.corpus.samples import DatasetRow
 from synthgen.errors import InputError, first_of
-from synthgen.generate.transcript import printable
 from synthgen.render.renderer import CONCURRENCY, Dropped, Renderer, RowDrop, Template
 from synthgen.seeds.choose import excluded_prompts
 from synthgen.seeds.overlap import Overlap

@@ -18,7 +18,7 @@ from rich.markup import escape
 from synthgen.client.control import Control, Fingerprint, api_key
 from synthgen.client.launch import Served, rendering, served
 from synthgen.corpus.config import RunConfig
-from synthgen.corpus.console import console, waiting
+from synthgen.corpus.console import console, printable, waiting
 from synthgen.corpus.files import directory_written_aside, require_free_disk
 from synthgen.corpus.journal import read_journal
 from synthgen.corpus.manifest import (
@@ -36,7 +36,6 @@ from synthgen.corpus.sections import MixPart
 from synthgen.corpus.settings import save_config
 from synthgen.corpus.token_ids import decode_ids
 from synthgen.errors import ArtifactError, ServerMismatch, ServerUnreachable
-from synthgen.generate.transcript import printable
 from synthgen.render.parts import Filler, KeptAway, RenderedPart
 from synthgen.render.renderer import Template, read_template
 from synthgen.seeds.selection import STREAM, source_digests, source_files

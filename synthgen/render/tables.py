@@ -7,8 +7,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from synthgen.corpus.console import tables
-from synthgen.generate.transcript import printable
+from synthgen.corpus.console import printable, tables
 
 
 def print_rendered(figures: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ import html
 import re
 from collections.abc import Iterable, Sequence
 
-from synthgen.generate.transcript import printable
+from synthgen.corpus.console import printable
 
 STYLE = """
 :root{color-scheme:light dark;--paper:#fff;--ink:#1b1f24;--soft:#57606a;--rule:#d8dee4;--panel:#f6f8fa;

@@ -11,10 +11,11 @@ from rich.console import Console
 from rich.text import Text
 
 from synthgen.corpus.config import RunConfig
+from synthgen.corpus.console import printable
 from synthgen.corpus.records import Message, ToolCall, Trace
 from synthgen.corpus.samples import DatasetRow, Sample, SpanKind, sample_of
 from synthgen.corpus.verdicts import Verdict
-from synthgen.generate.transcript import PROMPT_STYLE, STYLES, print_part, printable
+from synthgen.generate.transcript import PROMPT_STYLE, STYLES, print_part
 from synthgen.report.lookup import find_replies, find_verdicts, first_replies
 
 """Widest output where no terminal says how wide it is."""

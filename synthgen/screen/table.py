@@ -6,9 +6,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from synthgen.corpus.console import tables
+from synthgen.corpus.console import printable, tables
 from synthgen.corpus.manifest import Manifest
-from synthgen.generate.transcript import printable
 
 
 def print_screening(manifest: Manifest) -> None:

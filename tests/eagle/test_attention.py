@@ -95,7 +95,9 @@ def test_gradcheck() -> None:
     """Numerical differentiation agrees with the hand-written backward."""
     tensors, slots_N, starts = inputs(2, 2, 1)
     pieces = pieces_of(slots_N, starts, 2, CPU)
-    assert torch.autograd.gradcheck(lambda *given: ttt_attention(*given, slots_N, pieces), tensors)
+    assert torch.autograd.gradcheck(
+        lambda q, k, v, later_k, later_v: ttt_attention(q, k, v, later_k, later_v, slots_N, pieces), tensors
+    )
 
 
 def test_pieces_end_with_their_document_and_see_no_later_key(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from eagle.checkpoint import (
     load_progress,
     load_weights,
     save_checkpoint,
+    stored_weights,
 )
 from eagle.draft import Draft, build_draft
 from eagle.optim import Optimizers, build_optimizers
@@ -127,3 +128,17 @@ def test_damage_names_the_file(tmp_path: Path, name: str) -> None:
 def test_progress_alone_can_be_read(tmp_path: Path) -> None:
     """Exports state the step without loading the optimizer."""
     assert load_progress(save_checkpoint(tmp_path / "c", *updated(tmp_path), at(7), keep=2)) == at(7)
+
+
+def test_stored_weights_are_those_of_the_checkpoint(tmp_path: Path) -> None:
+    """Read where they are wanted, in the type they are wanted in; another draft's are refused before."""
+    draft, optimizers = pair(tmp_path)
+    progress = Progress(step=1, epoch=0, index=1, seconds=1.0, targets=5)
+    path = save_checkpoint(tmp_path / "checkpoints", draft, optimizers, progress, keep=1)
+    found = stored_weights(path, draft, torch.bfloat16)
+    assert found.keys() == dict(draft.named_parameters()).keys()
+    for name, weight in draft.named_parameters():
+        assert torch.equal(torch.cat([*found[name]]), weight.bfloat16())
+    other, _ = pair(tmp_path, vocab_size=10)
+    with pytest.raises(ArtifactError, match=r"`lm_head.weight` is \[20, 32\], this .* has it \[10, 32\]"):
+        stored_weights(path, other, torch.bfloat16)

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from eagle.draft_files import known_tokens, our_name, read_draft
+from eagle.taps import Counting
 from synthgen.errors import ArtifactError
 from tests.eagle.drafts import (
     AQ_MEDAI_CONFIG,
@@ -54,7 +55,7 @@ def test_every_tensor_is_found_under_our_name(tmp_path: Path, shapes: dict[str, 
 def test_a_speculators_config_is_flattened_and_its_layer_ids_are_vllms(tmp_path: Path) -> None:
     """Sizes come from the nested config; what both have is the outer one's."""
     draft = read_draft(str(write_draft(tmp_path / "d", weights(SPECULATORS), SPECULATORS_CONFIG)))
-    assert draft.counts_as_vllm
+    assert draft.counting is Counting.VLLM
     assert draft.config["intermediate_size"] == 48
     assert draft.config["rope_parameters"] == {"rope_theta": 10000.0, "rope_type": "default"}
     assert draft.config["norm_output"] is True

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -9,12 +13,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from eagle.export import check_draft, export
+from eagle.draft_check import check_draft
+from eagle.draft_config import Form, LayerNames, Target
+from eagle.export import export
 from eagle.train import train
+from eagle.verify_draft import verify_draft
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.manifest import read_manifest
+from synthgen.corpus.settings import save_config
 from synthgen.corpus.verifier_config import read_shape
-from synthgen.errors import ArtifactError
+from synthgen.errors import ArtifactError, ConfigError
 from tests.eagle.tiny import tiny_config, write_run
 
 
@@ -152,11 +160,13 @@ def test_an_export_of_this_run_passes_the_check(prepared: RunConfig) -> None:
     [
         ("hidden_size", 64, r"`hidden_size` is 64; expected 32"),
         ("vocab_size", 30, r"`vocab_size` is 30; expected 24"),
-        ("architectures", ["Llama"], r"`architectures` is \['Llama'\]"),
-        ("eagle_config", {"eagle_aux_hidden_state_layer_ids": [2, 4, 8]}, r"is \[2, 4, 8\]; .* 8 layers"),
+        ("architectures", ["Llama"], r'`architectures` is \["Llama"\]'),
+        ("eagle_aux_hidden_state_layer_ids", [2, 4, 8], r"is \[2, 4, 8\]; .* 8 layers"),
+        ("eagle_config", {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}, r"is \[1, 3, 4\]; .* \[2, 4, 5\]"),
         ("eagle_config", {}, r"`eagle_aux_hidden_state_layer_ids` is \[\]"),
         ("draft_vocab_size", 10, r"tensor `lm_head.weight` is \[20, 32\]; expected \[10, 32\]"),
-        ("head_dim", None, r"config.json: .*head_dim"),
+        ("head_dim", 16, r"tensor `midlayer.self_attn.k_proj.weight` is \[16, 64\]; expected \[32, 64\]"),
+        ("intermediate_size", None, "config.json: .*intermediate_size"),
     ],
 )
 def test_a_config_that_does_not_fit_is_refused(
@@ -192,3 +202,187 @@ def test_another_seed_than_was_trained_is_refused(prepared: RunConfig) -> None:
     train(prepared)
     with pytest.raises(ArtifactError, match=r"settings\.seed = 7, this run has 8"):
         export(msgspec.structs.replace(prepared, seed=8))
+
+
+def names(path: Path) -> set[str]:
+    return set(load_file(path / "model.safetensors"))
+
+
+def test_the_layer_may_be_called_as_vllm_itself_calls_it(prepared: RunConfig) -> None:
+    """`layers.0.*` on demand, in a directory of its own: the same tensors, and the default stays as it is."""
+    export(prepared, untrained=True)
+    default = prepared.untrained_path
+    form = Form(layer_names=LayerNames.LAYERS_0)
+    export(prepared, untrained=True, form=form)
+    path = default.with_name("untrained-layers.0")
+    expected, found = load_file(default / "model.safetensors"), load_file(path / "model.safetensors")
+    renamed = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in expected.items()}
+    assert renamed.keys() == found.keys()
+    assert all(torch.equal(renamed[name], found[name]) for name in found)
+    assert (path / "config.json").read_bytes() == (default / "config.json").read_bytes()
+
+
+def test_speculators_config_is_nested_and_names_the_verifier(prepared: RunConfig) -> None:
+    """Written out as its own 0.9 writes it, with the layer ids of vLLM."""
+    form = Form.of(Target.SPECULATORS, None)
+    export(prepared, untrained=True, form=form)
+    path = prepared.untrained_path.with_name("untrained-speculators")
+    assert {name.split(".")[0] for name in names(path)} == {
+        "layers", "fc", "fc_norm", "norm", "lm_head", "d2t", "t2d",
+    }  # fmt: skip
+    assert msgspec.json.decode((path / "config.json").read_bytes()) == {
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.9.0",
+        "draft_vocab_size": 20,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+        "norm_before_residual": True,
+        "fc_norm": True,
+        "norm_output": True,
+        "norm_before_fc": False,
+        "embed_requires_grad": False,
+        "eagle_aux_hidden_state_layer_ids": [2, 4, 5],
+        "transformer_layer_config": {
+            "model_type": "llama",
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "mlp_bias": False,
+            "max_position_embeddings": 256,
+            "rms_norm_eps": 1e-6,
+            "vocab_size": 24,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [
+                {
+                    "proposal_type": "greedy",
+                    "speculative_tokens": 3,
+                    "verifier_accept_k": 1,
+                    "accept_tolerance": 0.0,
+                }
+            ],
+            "verifier": {"name_or_path": prepared.verifier.model, "architectures": []},
+        },
+    }
+
+
+@pytest.mark.vllm
+def test_vllms_own_parser_reads_the_speculators_config(prepared: RunConfig) -> None:
+    """The draft's class, its sizes and flags, and the verifier to serve it with."""
+    form = Form.of(Target.SPECULATORS, None)
+    export(prepared, untrained=True, form=form)
+    path = form.place(prepared.untrained_path)
+    command = [sys.executable, "-c", READ_BY_VLLM, str(path)]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert msgspec.json.decode(done.stdout.splitlines()[-1]) == {
+        "verifier": prepared.verifier.model,
+        "speculative": {"method": "eagle3", "num_speculative_tokens": 3, "model": str(path)},
+        "architectures": ["Eagle3LlamaForCausalLM"],
+        "eagle_aux_hidden_state_layer_ids": [2, 4, 5],
+        "draft_vocab_size": 20,
+        "norm_before_residual": True,
+        "fc_norm": True,
+        "norm_output": True,
+        "head_dim": 8,
+    }
+
+
+READ_BY_VLLM = """
+import json, sys
+from vllm.transformers_utils.config import get_config, maybe_override_with_speculators
+
+verifier, _, speculative = maybe_override_with_speculators(sys.argv[1], None, False)
+config = get_config(sys.argv[1], trust_remote_code=False)
+names = ("architectures", "eagle_aux_hidden_state_layer_ids", "draft_vocab_size", "norm_before_residual",
+         "fc_norm", "norm_output", "head_dim")
+found = {name: getattr(config, name) for name in names}
+print(json.dumps({"verifier": verifier, "speculative": speculative, **found}))
+"""
+
+
+def test_sglangs_layer_ids_are_one_lower_and_stand_where_it_reads_them(tmp_path: Path) -> None:
+    """SGLang adds one to each; at the top vLLM would read them, so there they don't stand."""
+    config = tiny_config(tmp_path, draft__norm_before_residual="false")
+    write_run(config)
+    export(config, untrained=True)
+    form = Form.of(Target.SGLANG, None)
+    export(config, untrained=True, form=form)
+    path = config.untrained_path.with_name("untrained-sglang")
+    found, vllms = (
+        msgspec.json.decode((directory / "config.json").read_bytes())
+        for directory in (path, config.untrained_path)
+    )
+    assert found["eagle_config"] == {
+        "eagle_aux_hidden_state_layer_ids": [1, 3, 4],
+        "use_aux_hidden_state": True,
+    }
+    assert vllms.keys() - found.keys() == {"eagle_aux_hidden_state_layer_ids"}
+    assert names(path) == names(config.untrained_path)
+
+
+def test_a_form_that_its_target_would_misread_is_refused(prepared: RunConfig) -> None:
+    """SGLang takes the residual before the norm, whatever the config says; and old ones know no layers.0."""
+    with pytest.raises(ConfigError, match=r"--target sglang: .* knows no norm_before_residual"):
+        export(prepared, untrained=True, form=Form.of(Target.SGLANG, None))
+    assert not prepared.untrained_path.with_name("untrained-sglang").exists()
+    for target, other, only in (("sglang", "layers.0", "midlayer"), ("speculators", "midlayer", "layers.0")):
+        with pytest.raises(
+            ConfigError, match=f"--layer-names {other} doesn't go with .*, which reads {only}"
+        ):
+            Form.of(Target(target), LayerNames(other))
+
+
+@pytest.mark.parametrize("target", [*Target])
+def test_export_verify_go_on_export_again(tmp_path: Path, target: Target) -> None:
+    """Whatever the form: the next run's draft, before a step, has the very same tensors."""
+    config = tiny_config(tmp_path, train__epochs="1", draft__norm_before_residual="false")
+    write_run(config)
+    train(config)
+    form = Form.of(target, None)
+    export(config, form=form)
+    path = form.place(config.export_path)
+    assert verify_draft(str(path), config=config).mismatches == ()
+    again = tiny_config(
+        tmp_path,
+        run_dir=str(tmp_path / "again"),
+        draft__norm_before_residual="false",
+        train__init_from=str(path),
+    )
+    for name in ("dataset", "states", "vocab"):
+        shutil.copytree(config.run_path / name, again.run_path / name)
+    export(again, untrained=True, form=form)
+    expected = load_file(path / "model.safetensors")
+    found = load_file(form.place(again.untrained_path) / "model.safetensors")
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert verify_draft(str(form.place(again.untrained_path)), like=str(path)).mismatches == ()
+
+
+def test_the_command_takes_target_and_names(prepared: RunConfig, tmp_path: Path) -> None:
+    """What `eagle export` says of where the draft is."""
+    save_config(prepared, tmp_path / "run.yaml")
+    command = [sys.executable, "-m", "eagle", "export", str(tmp_path / "run.yaml"), "--untrained"]
+    done = subprocess.run(
+        [*command, "--target", "vllm", "--layer-names", "layers.0"],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    path = prepared.untrained_path.with_name("untrained-layers.0")
+    assert done.returncode == 0, done.stderr
+    assert f"the draft is in {path}\n" in done.stderr
+    assert {file.name for file in path.iterdir()} == {
+        "README.md", "config.json", "manifest.json", "model.safetensors", "run.yaml",
+    }  # fmt: skip

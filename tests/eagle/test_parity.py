@@ -13,8 +13,10 @@ import torch
 from safetensors.torch import load_file
 
 from eagle.draft import build_draft
+from eagle.draft_config import DEFAULT, Make
 from eagle.export import write_draft
 from eagle.taps import TapPoints
+from eagle.tensors import Pieces
 from eagle.verifier import read_weights
 from eagle.vocab import build_vocab
 from synthgen.corpus.draft_sections import DraftConfig, YarnScaling
@@ -85,7 +87,9 @@ def test_equals_vllm_at_every_draft_step(config: DraftConfig, tmp_path: Path) ->
             weight.add_(torch.randn(weight.shape, generator=generator) * 0.1)
             weight.copy_(weight.bfloat16())
     exported.mkdir()
-    write_draft(exported, draft, vocab, shape, TapPoints((2, 3, 4), 6))
+    stored = {name: Pieces.of(weight.detach(), torch.bfloat16) for name, weight in draft.named_parameters()}
+    make = Make(draft=config, vocab_size=vocab.size, shape=shape, taps=TapPoints((2, 3, 4), 6))
+    write_draft(exported, stored, vocab, make, DEFAULT)
     environment = os.environ | {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_CPU_KVCACHE_SPACE": "1",

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from eagle.tensors import UMASK, argmax_last, save_tensors
+from eagle.tensors import UMASK, Pieces, argmax_last, save_in_pieces, save_tensors
+from synthgen.errors import DiskError
 
 
 def test_a_file_has_the_mode_of_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,3 +35,34 @@ def test_the_last_dimensions_argmax_is_the_first_of_equal_ones(dtype: torch.dtyp
     x[1, 2, columns // 2] = float("nan")
     first = [[int(row.argmax()) for row in rows] for rows in x.double()]
     assert argmax_last(x).tolist() == first
+
+
+def test_what_is_written_in_pieces_is_the_file_that_safetensors_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Byte for byte, whatever the pieces; each is cast when it is written, and none is too large."""
+    monkeypatch.setattr("eagle.tensors.PIECE_BYTES", 64)
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        "w": torch.randn(37, 6, generator=generator),
+        "d2t": torch.arange(20),
+        "t2d": torch.arange(24) % 3 == 0,
+        "a.norm": torch.ones(5),
+    }
+    written = {
+        name: tensor.bfloat16() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()
+    }
+    save_file(written, tmp_path / "whole", metadata={"format": "pt"})
+    pieces = {name: Pieces.of(tensor, written[name].dtype) for name, tensor in tensors.items()}
+    save_in_pieces(pieces, tmp_path / "pieces", {"format": "pt"})
+    assert (tmp_path / "pieces").read_bytes() == (tmp_path / "whole").read_bytes()
+    assert all(torch.equal(written[name], found) for name, found in load_file(tmp_path / "pieces").items())
+    sizes = [piece.nbytes for one in pieces.values() for piece in one]
+    assert max(sizes) <= 64
+    assert sum(sizes) == sum(one.num_bytes for one in pieces.values()) == 37 * 6 * 2 + 20 * 8 + 24 + 5 * 2
+
+
+def test_a_full_disk_is_a_disk_error() -> None:
+    """As it is where safetensors itself writes."""
+    with pytest.raises(DiskError, match=r"/dev/full can't be written: .*No space left"):
+        save_in_pieces({"a": Pieces.of(torch.zeros(1 << 16))}, Path("/dev/full"), {})

@@ -14,13 +14,13 @@ from typer.testing import CliRunner, Result
 
 from synthgen.__main__ import app
 from synthgen.corpus.config import RunConfig
+from synthgen.corpus.console import printable
 from synthgen.corpus.journal import write_journal
 from synthgen.corpus.records import Finish, FunctionCall, Message, ToolCall, TruncatedIn
 from synthgen.corpus.samples import DatasetRow, Origin, Span, SpanKind
 from synthgen.corpus.settings import load_config
 from synthgen.corpus.verdicts import DropReason, Verdict
 from synthgen.errors import ArtifactError, ConfigError
-from synthgen.generate.transcript import printable
 from synthgen.report.show import find, print_reply
 from tests.report.replies import THINK_END, TOOL, trace
 
