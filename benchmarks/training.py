@@ -40,6 +40,7 @@ COMMON = (
     "train.max_seq_tokens=512",
     "train.batch_tokens=512",
     "train.epochs=1",
+    "draft.num_key_value_heads=3",  # the shape of the draft in the peers' scripts
 )
 RECIPES = {
     "matched": (
@@ -53,6 +54,8 @@ RECIPES = {
         "draft.norm_output=false",
     ),
     "recipe": ("train.learning_rate=0.001", "train.ttt_steps=3", "train.ttt_decay=1.0"),
+    "ttt-1": ("train.ttt_steps=1",),
+    "ttt-7": ("train.ttt_steps=7",),
 }
 SPECULATORS_RECIPE = [
     *("--optimizer", "muon", "--weight-decay", "0.01", "--scheduler", "linear", "--warmup", "0.01"),
@@ -108,6 +111,8 @@ def commands_of(
         "ours matched": [*own, "--alone", "matched"],
         "ours matched, head frozen": [*own, "--alone", "matched", "--frozen"],
         "ours recipe, head frozen": [*own, "--alone", "recipe", "--frozen"],
+        "ours recipe, 1 step": [*own, "--alone", "ttt-1", "--frozen"],
+        "ours recipe, 7 steps": [*own, "--alone", "ttt-7", "--frozen"],
     }
     if peers is not None and drivers is not None:
         python, pilot = str(peers / "peers/bin/python"), ["--out", "/dev/null", "--pilot", str(num_updates)]
@@ -128,7 +133,9 @@ def summary(rounds: list[dict[str, dict[str, Any]]]) -> dict[str, float]:
         key = "supervised_tok_s"
         return statistics.median(float(found[ours][key] / found[theirs][key]) for found in rounds)
 
+    steps = {"1": "ours recipe, 1 step", "3": "ours recipe, head frozen", "7": "ours recipe, 7 steps"}
     figures = {"ours_tok_s": median("ours matched", "supervised_tok_s")}
+    figures |= {f"update_s_ttt_{count}": median(name, "step_median_s") for count, name in steps.items()}
     if "SpecForge matched" in rounds[0]:
         figures |= {
             "specforge_tok_s": median("SpecForge matched", "supervised_tok_s"),
