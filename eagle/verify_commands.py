@@ -12,7 +12,9 @@ from rich.markup import escape
 from eagle.load_gate import LoadReport
 from eagle.verify_draft import DraftReport, verify_draft
 from eagle.verify_states import Checks, StatesReport, verify_states
+from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import exits, tables
+from synthgen.corpus.manifest import require_manifest
 from synthgen.corpus.settings import load_config
 from synthgen.errors import ConfigError
 
@@ -71,7 +73,13 @@ def _print_states(report: StatesReport) -> None:
 
 @verify.command("draft")
 def verify_draft_command(
-    draft: Annotated[str, typer.Argument(help="A directory, a .safetensors file, or a hub id, org/name.")],
+    draft: Annotated[
+        str | None,
+        typer.Argument(
+            help="A directory, a .safetensors file, or a hub id; without one, the export of --config.",
+            show_default=False,
+        ),
+    ] = None,
     like: Annotated[
         str | None,
         typer.Option(help="What it should be like: kimi-k2, kimi-k2.5, a directory here, or a hub id."),
@@ -97,19 +105,28 @@ def verify_draft_command(
     be, and a line each says which tensor or key, what was found and what is expected.
 
     Examples: `eagle verify draft runs/k2.5/draft/export --like kimi-k2.5`,
-    `eagle verify draft runs/demo/draft/export --config configs/demo.yaml --serve`
+    `eagle verify draft --config configs/demo.yaml --serve`
     """
     with exits():
         if set_ and config is None:
             raise ConfigError("--set lays values over a YAML: name it with --config")
         loaded = None if config is None else load_config(config, tuple(set_))
-        report = verify_draft(draft, like=like, config=loaded, serve=serve)
+        report = verify_draft(_named(draft, loaded), like=like, config=loaded, serve=serve)
         if as_json:
             typer.echo(msgspec.json.encode(report).decode())
         else:
             _print_draft(report)
         if report.mismatches:
             raise typer.Exit(1)
+
+
+def _named(draft: str | None, config: RunConfig | None) -> str:
+    if draft is not None:
+        return draft
+    if config is None:
+        raise ConfigError("nothing to verify: name a draft, or with --config the run that exported one")
+    require_manifest(config.export_path, "eagle export CONFIG")
+    return str(config.export_path)
 
 
 def _print_draft(report: DraftReport) -> None:

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
 from eagle.draft_config import DEFAULT, Form, Make, Target, config_content
 from eagle.draft_standard import published, run_standard
@@ -20,6 +21,7 @@ from eagle.draft_view import local_view
 from eagle.export import export
 from eagle.taps import TapPoints
 from eagle.tensors import NAMES
+from eagle.verify_commands import verify
 from eagle.verify_draft import verify_draft
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.settings import load_config, save_config
@@ -394,6 +396,17 @@ def test_the_command_ends_with_1_and_a_line(run: RunConfig, draft: Path, tmp_pat
         f"18 tensors, held against the run of {run.run_dir}",
         "wrong: tensor `norm.weight` is [31]; expected [32]",
     ]
+
+
+def test_without_a_draft_the_runs_own_export_is_meant(run: RunConfig, tmp_path: Path) -> None:
+    """Here it isn't exported yet; without a run there is nothing to look at."""
+    save_config(run, tmp_path / "run.yaml")
+    done = CliRunner().invoke(verify, ["draft", "--config", str(tmp_path / "run.yaml")])
+    assert done.exit_code != 0
+    assert "eagle export CONFIG" in " ".join(done.stderr.split())
+    done = CliRunner().invoke(verify, ["draft"])
+    assert done.exit_code == 2
+    assert "nothing to verify: name a draft, or with --config the run" in " ".join(done.stderr.split())
 
 
 def test_arguments_that_do_not_go_together_are_refused(draft: Path) -> None:
