@@ -26,6 +26,8 @@ import torch
 
 Starts = tuple[int, ...]
 """Where each document begins among the T tokens, and T at the end."""
+LOG2_E = math.log2(math.e)
+"""Scores are to base 2: given -inf, the CPU's exp takes twenty times as long, its exp2 does not."""
 SCORES_AT_ONCE = {"cpu": 1 << 21, "cuda": 1 << 27}
 """Scores that exist at once, by device: 8 MB in float32, and half a GB on a GPU."""
 
@@ -125,17 +127,17 @@ def _block(
     q_NAD: torch.Tensor, k_TGD: torch.Tensor, v_TGD: torch.Tensor, slots_N: torch.Tensor, pieces: list[Piece]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention to block 0 alone, `[N, A, D]`, and the log-sum-exp of its scores, `[N, A]`."""
-    q, k, v = _accurate(q_NAD) * _scale(q_NAD), _accurate(k_TGD), _accurate(v_TGD)
+    q, k, v = _accurate(q_NAD) * (_scale(q_NAD) * LOG2_E), _accurate(k_TGD), _accurate(v_TGD)
     out_NAD, lse_NA = torch.empty_like(q), q.new_empty(q.shape[:2])
     for piece in pieces:
         k_GtD, v_GtD = _keys(k, piece), _keys(v, piece)
         scores_GMt = _scores(_queries(q, piece, k), k_GtD, slots_N, piece)
         most_GM1 = scores_GMt.amax(-1, keepdim=True)
-        weights_GMt = scores_GMt.sub_(most_GM1).exp_()
+        weights_GMt = scores_GMt.sub_(most_GM1).exp2_()
         sum_GM1 = weights_GMt.sum(-1, keepdim=True)
         _put(out_NAD, piece, torch.bmm(weights_GMt, v_GtD).div_(sum_GM1))
-        _put(lse_NA[..., None], piece, most_GM1 + sum_GM1.log())
-    return out_NAD, lse_NA
+        _put(lse_NA[..., None], piece, most_GM1 + sum_GM1.log2())
+    return out_NAD, lse_NA.div_(LOG2_E)
 
 
 def _block_gradients(
@@ -150,27 +152,28 @@ def _block_gradients(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients through block 0, to q, k and v."""
     scale = _scale(q_NAD)
-    q, k, v = _accurate(q_NAD) * scale, _accurate(k_TGD), _accurate(v_TGD)
+    q, k, v = _accurate(q_NAD) * (scale * LOG2_E), _accurate(k_TGD), _accurate(v_TGD)
     dq_NAD, dk_TGD, dv_TGD = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
     for piece in pieces:
         k_GtD, v_GtD = _keys(k, piece), _keys(v, piece)
         q_GMD, dout_GMD, lse_GM1, delta_GM1 = (
-            _queries(x, piece, k) for x in (q, dout_NAD, lse_NA[..., None], delta_NA[..., None])
+            _queries(x, piece, k) for x in (q, dout_NAD, lse_NA[..., None] * LOG2_E, delta_NA[..., None])
         )
-        weights_GMt = _scores(q_GMD, k_GtD, slots_N, piece).sub_(lse_GM1).exp_()
+        weights_GMt = _scores(q_GMD, k_GtD, slots_N, piece).sub_(lse_GM1).exp2_()
         _keys(dv_TGD, piece).add_(torch.bmm(weights_GMt.mT, dout_GMD))
         dscores_GMt = torch.bmm(dout_GMD, v_GtD.mT).sub_(delta_GM1).mul_(weights_GMt)
         _put(dq_NAD, piece, torch.bmm(dscores_GMt, k_GtD))
         _keys(dk_TGD, piece).add_(torch.bmm(dscores_GMt.mT, q_GMD))
-    return dq_NAD.mul_(scale), dk_TGD, dv_TGD
+    return dq_NAD.mul_(scale), dk_TGD.div_(LOG2_E), dv_TGD
 
 
 def _scores(q_GMD: torch.Tensor, k_GtD: torch.Tensor, slots_N: torch.Tensor, piece: Piece) -> torch.Tensor:
-    """`[G, M, t]`: each slot's scores, -inf where a key is later than it."""
+    """`[G, M, t]`: each slot's scores over ln 2, -inf where a key is later than it."""
     scores_GMt = torch.bmm(q_GMD, k_GtD.mT)
     keys_t = torch.arange(piece.start, piece.end, device=slots_N.device)
     later_nt = keys_t > slots_N[piece.low : piece.high, None]
-    scores_GMt.view(len(k_GtD), -1, *later_nt.shape).masked_fill_(later_nt, -math.inf)
+    mask_nt = scores_GMt.new_zeros(later_nt.shape).masked_fill_(later_nt, -math.inf)
+    scores_GMt.view(len(k_GtD), -1, *mask_nt.shape).add_(mask_nt)  # a tenth of what masked_fill_ takes
     return scores_GMt
 
 

@@ -169,6 +169,8 @@ def trainee_of(config: RunConfig, world: World, *, fresh: bool) -> Trainee:
     draft = first_draft(config, weights, vocab, fresh=fresh).to(world.device)
     draft.lm_head.weight.requires_grad_(config.train.head == "trained")
     dtype = DTYPES[config.train.compute_dtype]
+    if world.device.type == "cuda" and dtype is torch.bfloat16:
+        torch.set_float32_matmul_precision("high")  # attention's scores: TF32 has more digits than bfloat16
     verifier = verifier_head(weights, shape_of(config.verifier).rms_norm_eps, vocab, dtype, world.device)
     objective = Objective(draft, verifier, config.train)
     return Trainee(
