@@ -27,7 +27,8 @@ from eagle.verifier import VerifierWeights
 from eagle.vocab import VocabMap
 
 CHUNK_LOGITS = {"cpu": 1 << 22, "cuda": 1 << 27}
-"""Logits that exist at once, by device: on the CPU what its caches hold, on a GPU half a GB in float32."""
+"""The draft's logits that exist at once, by device: on the CPU what its caches hold, on a GPU half a GB in
+float32. Of the verifier's, which nothing more is computed of, there are four times as many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +117,8 @@ def _rows_at_once(numbers: int, columns: int) -> int:
 
 def _filled_up(x_PX: torch.Tensor) -> torch.Tensor:
     """Zero rows after those of `x_PX`, up to a multiple of SHAPE_STEP."""
-    return F.pad(x_PX, (0, 0, 0, -len(x_PX) % SHAPE_STEP))
+    missing = -len(x_PX) % SHAPE_STEP
+    return F.pad(x_PX, (0, 0, 0, missing)) if missing else x_PX
 
 
 def step_losses(

@@ -61,7 +61,7 @@ def argmax_last(x: torch.Tensor) -> torch.Tensor:
     """`x.argmax(-1)`, of equal ones the first: by blocks, as the CPU's argmax is slow and its amax fast."""
     if x.device.type != "cpu" or x.shape[-1] % ARGMAX_BLOCK:
         return x.argmax(-1)
-    blocks = x.view(*x.shape[:-1], -1, ARGMAX_BLOCK)
+    blocks = x.view(*x.shape[:-1], x.shape[-1] // ARGMAX_BLOCK, ARGMAX_BLOCK)
     block = blocks.amax(-1).argmax(-1, keepdim=True)
     inside = blocks.gather(-2, block[..., None].expand(*block.shape, ARGMAX_BLOCK)).squeeze(-2)
     first: torch.Tensor = block.squeeze(-1) * ARGMAX_BLOCK + inside.argmax(-1)

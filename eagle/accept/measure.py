@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -14,7 +14,7 @@ from eagle.accept.build import OfflineFigures, prompt_steps, report_of
 from eagle.accept.heldout import heldout_documents
 from eagle.accept.offline import Judge, offline_of
 from eagle.accept.report import AcceptanceReport, Offline
-from eagle.accept.same_tokens import reply_documents, samples_of
+from eagle.accept.same_tokens import reply_documents, samples_of, too_long
 from eagle.accept.servers import BASE, DRAFTED, UNTRAINED, Server
 from eagle.accept.steps import PromptSteps
 from eagle.accept.traps import default_layers
@@ -33,7 +33,10 @@ NOTICE_S = 1.0
 """A server that has died is seen to be dead a moment after its connection breaks."""
 REPLIES = "the draft on the states of the counted replies"
 HELDOUT = "the draft on validation samples"
+STOPPED = OfflineFigures(not_measured=("the draft on hidden states: it was stopped before that",))
 T = TypeVar("T")
+Keep = Callable[[AcceptanceReport, list[PromptSteps]], None]
+"""What is done with figures that are known so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +48,18 @@ class Given:
     base_url: str | None
     """Without one."""
 
+    def __post_init__(self) -> None:
+        for flag, url in (("--url", self.url), ("--base-url", self.base_url)):
+            if url is not None and not url.startswith(("http://", "https://")):
+                raise ConfigError(f"{flag} {url} is no URL: it is like http://127.0.0.1:8000/v1")
 
-def measure(config: RunConfig, draft: Path | None = None) -> tuple[AcceptanceReport, list[PromptSteps]]:
+
+def measure(
+    config: RunConfig, draft: Path | None = None, keep: Keep | None = None
+) -> tuple[AcceptanceReport, list[PromptSteps]]:
     """Serve the verifier with a draft (the run's export, if none is given) and without, and measure both.
+
+    `keep` is given the live figures before the offline ones are begun with, which take another server.
 
     Raises ArtifactError when there are no held-out prompts, ServerStartError with the server's own words when
     one doesn't start or dies, ServerError when one was restarted meanwhile.
@@ -60,6 +72,8 @@ def measure(config: RunConfig, draft: Path | None = None) -> tuple[AcceptanceRep
             with started(config, *group.values()) as processes:
                 servers = _ours(config, group, processes)
                 while_alive(visit(config, servers, measured, progress), servers.values())
+        if keep is not None:
+            keep(report_of(config, measured, STOPPED), prompt_steps(config, measured))
         offline = _offline(config, draft, measured, progress)
     return report_of(config, measured, offline), prompt_steps(config, measured)
 
@@ -171,7 +185,8 @@ def _offline(config: RunConfig, draft: Path, measured: Measured, progress: Bar) 
     sources: dict[str, list[tuple[Document, str]]] = {}
     if config.accept.offline_replies:
         with _left_out(REPLIES, said):
-            sources[REPLIES] = _replies(config, measured, progress)
+            sources[REPLIES], cut = _replies(config, measured, progress)
+            said += cut
     else:
         said.append(f"{REPLIES}: accept.offline_replies is false")
     with _left_out(HELDOUT, said):
@@ -194,14 +209,18 @@ def _left_out(what: str, said: list[str]) -> Iterator[None]:
         said.append(f"{what}: {error}")
 
 
-def _replies(config: RunConfig, measured: Measured, progress: Bar) -> list[tuple[Document, str]]:
-    """The counted replies with their states and domains."""
+def _replies(
+    config: RunConfig, measured: Measured, progress: Bar
+) -> tuple[list[tuple[Document, str]], list[str]]:
+    """The counted replies with their states and domains, and what is to say of those that were too long."""
     assert measured.markers is not None
-    samples = samples_of(config, measured.counted[DRAFTED], measured.markers)
+    counted = measured.counted[DRAFTED]
+    samples = samples_of(config, counted, measured.markers)
     with started(config, serving := capturing(config)) as processes:
         (server,) = _ours(config, {serving.name: serving}, processes).values()
         documents = while_alive(reply_documents(config, server.url, samples, progress), [server])
     with contextlib.suppress(OSError):
         config.spool_path.rmdir()
     domains = {sample.id: sample.domain for sample in samples}
-    return [(document, domains[document.sample_id]) for document in documents]
+    said = too_long(counted, config.extract.max_seq_tokens)
+    return [(document, domains[document.sample_id]) for document in documents], said

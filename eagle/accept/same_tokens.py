@@ -37,6 +37,17 @@ def samples_of(config: RunConfig, counted: Counted, markers: Markers) -> list[Sa
     return samples
 
 
+def too_long(counted: Counted, most: int) -> list[str]:
+    """What is to say of replies that end beyond what states are taken of; nothing where there are none."""
+    long = sum(len(answer.prompt_ids) + len(answer.ids) > most for _, answer in counted.answers)
+    if not long:
+        return []
+    return [
+        f"the draft offline on the ends of {long:,} of {len(counted.answers):,} replies: they lie beyond "
+        f"extract.max_seq_tokens {most:,}, so offline and live are not of quite the same tokens"
+    ]
+
+
 async def reply_documents(
     config: RunConfig, base_url: str, samples: Sequence[Sample], progress: Bar
 ) -> list[Document]:

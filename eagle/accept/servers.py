@@ -59,6 +59,15 @@ def require_drafting(server: Server, counts: ServerCounts) -> SpecCounters:
     return counts.spec
 
 
+def require_undrafted(server: Server, counts: ServerCounts) -> None:
+    """Raise ServerMismatch when the server to compare with has a draft itself."""
+    if counts.spec is not None:
+        raise ServerMismatch(
+            f"{server.url} ({server.name}) has a draft itself: its /metrics has vllm:spec_decode counters, "
+            f"so there is nothing to compare with: give --base-url of a server without --speculative-config"
+        )
+
+
 def require_drafts(server: Server, counted: SpecCounters, prompts: int) -> None:
     """Raise ServerError when a server drafted nothing for the replies that it gave."""
     if not counted.drafts:

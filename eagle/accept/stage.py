@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 from eagle.accept.measure import Given, measure, measure_given
+from eagle.accept.report import AcceptanceReport
 from eagle.accept.servers import UNTRAINED
+from eagle.accept.steps import PromptSteps
 from eagle.draft_check import check_draft
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import console
@@ -53,18 +56,31 @@ def accept(config: RunConfig) -> Manifest:
     if before is not None:
         require_fit(config.accept_path, before, settings=settings, inputs=inputs)
         console.print(f"accept: {config.accept_path} has the measurement of this draft")
+        if before.figures.get("not_measured"):
+            console.print(f"what it lacks is measured when {config.accept_path} is removed", soft_wrap=True)
         return before
     began = time.monotonic()
-    report, steps = measure(config)
+
+    def keep(report: AcceptanceReport, steps: list[PromptSteps]) -> None:
+        _write(config.accept_path, report, steps, settings, inputs, began)
+
+    return _write(config.accept_path, *measure(config, keep=keep), settings, inputs, began)
+
+
+def _write(
+    directory: Path,
+    report: AcceptanceReport,
+    steps: list[PromptSteps],
+    settings: dict[str, Any],
+    inputs: dict[str, str],
+    began: float,
+) -> Manifest:
+    seconds = time.monotonic() - began
     manifest = manifest_of(
-        "accept",
-        settings=settings,
-        inputs=inputs,
-        figures=as_json(report),
-        seconds=time.monotonic() - began,
+        "accept", settings=settings, inputs=inputs, figures=as_json(report), seconds=seconds
     )
-    write_journal(config.accept_path / PROMPTS_NAME, steps)
-    write_manifest(config.accept_path, manifest)
+    write_journal(directory / PROMPTS_NAME, steps)
+    write_manifest(directory, manifest)
     return manifest
 
 
@@ -76,15 +92,6 @@ def given_path(config: RunConfig) -> Path:
 def accept_given(config: RunConfig, given: Given) -> Manifest:
     """Measure servers that run already, anew each time; what is written is the run's `accept-url`."""
     began = time.monotonic()
-    report, steps = measure_given(config, given)
-    directory = given_path(config)
-    manifest = manifest_of(
-        "accept",
-        settings=as_json({"accept": config.accept, "verifier": config.verifier, "url": given.url}),
-        inputs={},
-        figures=as_json(report),
-        seconds=time.monotonic() - began,
-    )
-    write_journal(directory / PROMPTS_NAME, steps)
-    write_manifest(directory, manifest)
-    return manifest
+    urls = {"url": given.url, "base_url": given.base_url}
+    settings = as_json({"accept": config.accept, "verifier": config.verifier, **urls})
+    return _write(given_path(config), *measure_given(config, given), settings, {}, began)

@@ -19,7 +19,7 @@ from synthgen.errors import ArtifactError, ServerMismatch
 
 AUX_KEY = "eagle_aux_hidden_state_layer_ids"
 COUNT_TOLERANCE = 1.01
-"""Output tokens by the counter over those in the replies; more, and others use the server."""
+"""Output tokens by the counter over those in the replies, or the reverse: others use it, or answer for it."""
 
 
 def default_layers(draft: Path, num_layers: int) -> list[str]:
@@ -96,13 +96,16 @@ def another_corpus(config: RunConfig, server: Server) -> list[str]:
 
 
 def other_requests(server: Server, counted: Counted) -> list[str]:
-    """Requests of others, which are in the counters, too."""
-    if counted.output_tokens <= COUNT_TOLERANCE * counted.reply_tokens:
-        return []
-    return [
+    """Requests of others, which are in the counters, too; or replies that are not in them."""
+    both = (
         f"{server.name}: it counted {counted.output_tokens:,.0f} output tokens, the replies have "
-        f"{counted.reply_tokens:,}: others use it, and their drafts are in the counters' figures"
-    ]
+        f"{counted.reply_tokens:,}"
+    )
+    if counted.output_tokens > COUNT_TOLERANCE * counted.reply_tokens:
+        return [f"{both}: others use it, and their drafts are in the counters' figures"]
+    if counted.output_tokens * COUNT_TOLERANCE < counted.reply_tokens:
+        return [f"{both}: another answered the rest (behind a balancer?): its counters know some drafts only"]
+    return []
 
 
 def _difference(found: tuple[int, ...], wanted: tuple[int, ...] | list[int]) -> str:

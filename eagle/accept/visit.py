@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from eagle.accept.asker import Answer, Asker
 from eagle.accept.live import Counted, count
-from eagle.accept.servers import BASE, DRAFTED, Server, require_drafting
+from eagle.accept.servers import BASE, DRAFTED, Server, require_drafting, require_undrafted
 from eagle.accept.speed import Rounds, take_round
 from eagle.accept.traps import (
     another_corpus,
@@ -69,6 +69,8 @@ async def _begin(config: RunConfig, asker: Asker, server: Server, measured: Meas
     counts = await server.counts()
     if server.name != BASE:
         require_drafting(server, counts)
+    else:
+        require_undrafted(server, counts)
     measured.warnings += prefix_caching(server, counts)
     measured.warnings += await asyncio.to_thread(another_corpus, config, server)
     if measured.markers is None:

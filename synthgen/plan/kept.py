@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import msgspec
 
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.files import written_aside
+from synthgen.corpus.manifest import read_manifest
 from synthgen.errors import ArtifactError
 from synthgen.plan.costs import Plan, as_figures
 
@@ -26,8 +28,9 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 def keep_first(config: RunConfig, made: Plan) -> None:
-    """Write a run's plan, unless one was kept before: later ones know what stages have measured."""
-    if config.plan_path.exists():
+    """Write a run's plan, unless one was kept before or its corpus is there: later ones know what stages have
+    measured."""
+    if config.plan_path.exists() or read_manifest(config.corpus_path) is not None:
         return
     config.run_path.mkdir(parents=True, exist_ok=True)
     with written_aside(config.plan_path) as aside:
@@ -58,4 +61,8 @@ def held_bytes(config: RunConfig) -> dict[str, int]:
 
 
 def _bytes_in(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    total = 0
+    for file in path.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # a stage that runs takes its spool away
+            total += file.stat().st_size if file.is_file() else 0
+    return total

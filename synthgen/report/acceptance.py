@@ -81,25 +81,25 @@ class AtConcurrency(msgspec.Struct, frozen=True):
     speedup_by_round: tuple[float, ...]
 
 
-class AcceptFigures(msgspec.Struct, frozen=True):
-    """What `eagle accept` measured."""
+class AcceptFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What `eagle accept` measured; earlier versions measured less."""
 
     acceptance_length: float
     rate_by_position: tuple[float, ...]
     length_by_domain: dict[str, float]
-    length_by_draft_tokens: tuple[DraftTokens, ...]
-    acceptance_length_untrained: float | None
+    length_by_draft_tokens: tuple[DraftTokens, ...] = ()
     prompts: int
     num_draft_tokens: int
-    live: Groups | None
-    offline: Offline | None
-    heldout: Offline | None
-    same_replies: int | None
-    compared_replies: int | None
-    speedup: float | None
-    by_concurrency: tuple[AtConcurrency, ...]
-    warnings: tuple[str, ...]
-    not_measured: tuple[str, ...]
+    acceptance_length_untrained: float | None = None
+    live: Groups | None = None
+    offline: Offline | None = None
+    heldout: Offline | None = None
+    same_replies: int | None = None
+    compared_replies: int | None = None
+    speedup: float | None = None
+    by_concurrency: tuple[AtConcurrency, ...] = ()
+    warnings: tuple[str, ...] = ()
+    not_measured: tuple[str, ...] = ()
 
     @property
     def walks(self) -> list[Walk]:

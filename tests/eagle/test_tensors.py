@@ -35,6 +35,7 @@ def test_the_last_dimensions_argmax_is_the_first_of_equal_ones(dtype: torch.dtyp
     x[1, 2, columns // 2] = float("nan")
     first = [[int(row.argmax()) for row in rows] for rows in x.double()]
     assert argmax_last(x).tolist() == first
+    assert argmax_last(x[:, :0]).shape == (3, 0)
 
 
 def test_what_is_written_in_pieces_is_the_file_that_safetensors_writes(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from synthgen.corpus.manifest import manifest_of, write_manifest
 from synthgen.corpus.settings import load_config
 from synthgen.errors import ArtifactError
 from synthgen.plan.kept import PlannedStage, first_plan, held_bytes, keep_first
@@ -46,3 +47,17 @@ def test_captured_states_count_for_the_stage_that_generates(
         path.parent.mkdir(parents=True)
         path.write_bytes(content)
     assert held_bytes(config) == {"generate": 8, "extract": 0, "train": 0, "accept": 0}
+
+
+def test_a_plan_that_knows_what_was_measured_is_not_kept(
+    demo_values: dict[str, Any], write_config: Any
+) -> None:
+    """Beside a finished corpus it isn't what was thought before the first stage."""
+    config = load_config(write_config(demo_values))
+    made = plan(config)
+    config.corpus_path.mkdir(parents=True)
+    write_manifest(
+        config.corpus_path, manifest_of("generate", settings={}, inputs={}, figures={}, seconds=1.0)
+    )
+    keep_first(config, made)
+    assert not config.plan_path.exists()

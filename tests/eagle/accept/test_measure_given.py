@@ -281,3 +281,18 @@ def test_settings_that_mean_nothing_are_refused(
     demo_values["accept"] |= changes
     with pytest.raises(ConfigError, match=said):
         load_config(write_config(demo_values))
+
+
+def test_a_base_that_drafts_is_refused_before_a_request(config: RunConfig, drafted: DraftingServer) -> None:
+    """The drafted URL given twice would be compared with itself."""
+    with pytest.raises(ServerMismatch, match=r"\(base\) has a draft itself.*--base-url of a server without"):
+        measured(config, drafted, drafted)
+    assert drafted.scripted.requests == []
+
+
+@pytest.mark.parametrize("flag", ["--url", "--base-url"])
+def test_what_is_no_url_is_named_with_its_flag(flag: str) -> None:
+    """Before anything is asked."""
+    urls = {"url": "http://127.0.0.1:1/v1", "base_url": None} | {flag[2:].replace("-", "_"): "somewhere"}
+    with pytest.raises(ConfigError, match=rf"{flag} somewhere is no URL: it is like http://"):
+        Given(**urls)  # type: ignore[arg-type]
