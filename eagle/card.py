@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 import msgspec
 
 from eagle.draft_config import FORMS, Form, Target
+from eagle.train import train_settings
 from eagle.validate import Acceptance, Validation
 from synthgen.corpus.cards import front_matter, markdown_table, percent, public_name, verifier_name
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.files import written_aside
-from synthgen.corpus.manifest import FILE_NAME, Manifest, digest_of, read_manifest
+from synthgen.corpus.manifest import FILE_NAME, Manifest, as_json, digest_of, read_manifest
 from synthgen.corpus.verifier_files import HUB_ID, local_directory, shape_of
 from synthgen.errors import ArtifactError
 
@@ -105,11 +106,17 @@ def write_card(config: RunConfig, directory: Path, manifest: Manifest, form: For
 
 
 def refresh_cards(config: RunConfig) -> None:
-    """Write the cards of all exports of a run anew: they tell of an acceptance that came after them."""
+    """Write the cards of a run's exports anew: they tell of an acceptance that came after them.
+
+    One of another training, or of a config that was changed since, keeps the card that it has.
+    """
+    current, settings = read_manifest(config.export_path), as_json(train_settings(config))
     for form in FORMS:
         directory = form.place(config.export_path)
         manifest = read_manifest(directory)
-        if manifest is not None:
+        if manifest is None or (current is not None and manifest.inputs != current.inputs):
+            continue
+        if settings == {name: manifest.settings.get(name) for name in settings}:
             write_card(config, directory, manifest, form)
 
 

@@ -10,6 +10,7 @@ Axes: T tokens of prompt and reply, S steps (draft tokens), N slots, H hidden si
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -62,18 +63,29 @@ def hits(proposals_SN: torch.Tensor, token_ids_T: torch.Tensor) -> torch.Tensor:
     return hits_SN
 
 
+def verify_steps(runs: Sequence[int], start: int, end: int, most: int) -> Iterator[tuple[int, int]]:
+    """The verify steps of a reply at tokens [start, end): the first token and the accepted ones of each.
+
+    runs: of each token as a slot, how many of the first tokens that it drafts are right; `most` at most. A
+    reply's first token comes with its prompt, which nothing was drafted for; its last step is cut where it
+    ends.
+    """
+    at = start + 1
+    while at < end:
+        accepted = min(runs[at - 2], most, end - 1 - at) if at > 1 else 0
+        yield at, accepted
+        at += accepted + 1
+
+
 def walk(hits_SN: torch.Tensor, prompt_tokens: int) -> Walk:
     """Go along a reply that begins after `prompt_tokens` tokens, as a server does."""
     steps, slots = hits_SN.shape
-    leading_N = hits_SN.int().cumprod(0).sum(0).tolist()
-    least, most = [0] * steps, [0] * steps
-    drafts, slot = 0, prompt_tokens - 1
-    while slot < slots:  # token slot + 1 is the last that is known; there is one after it
-        accepted, left = leading_N[slot], slots - slot
-        ends = accepted == left and left <= steps
-        drafts += 1
-        for at in range(steps):
-            least[at] += at < (accepted - 1 if ends else accepted)
-            most[at] += at < (steps if ends else accepted)
-        slot += accepted + 1
-    return Walk(drafts=drafts, least_S=tuple(least), most_S=tuple(most))
+    runs = hits_SN.int().cumprod(0).sum(0).tolist()
+    walked = [(runs[at - 2], taken) for at, taken in verify_steps(runs, prompt_tokens, slots + 2, steps)]
+    return Walk(
+        drafts=len(walked),
+        least_S=tuple(sum(place < taken for _, taken in walked) for place in range(steps)),
+        most_S=tuple(
+            sum(place < (steps if run > taken else taken) for run, taken in walked) for place in range(steps)
+        ),
+    )

@@ -34,6 +34,7 @@ from eagle.taps import TapPoints
 from eagle.train import DTYPES
 from eagle.verifier import weights_of
 from eagle.vocab import VocabMap
+from eagle.walk import verify_steps
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.verifier_files import shape_of
 from synthgen.errors import ArtifactError
@@ -58,16 +59,9 @@ class Judged:
     slots: tuple[int, ...]
 
     def walk(self, num_draft_tokens: int) -> Iterator[tuple[int, int]]:
-        """The first token and the accepted drafted tokens of each verify step that serving would take.
-
-        A reply's first token comes with its prompt; its last step is cut where it ends.
-        """
+        """The first token and the accepted drafted tokens of each verify step that serving would take."""
         for start, end in _replies(self.kinds):
-            at = start + 1
-            while at < end:
-                accepted = min(self.runs[at - 2], num_draft_tokens, end - 1 - at) if at > 1 else 0
-                yield at, accepted
-                at += accepted + 1
+            yield from verify_steps(self.runs, start, end, num_draft_tokens)
 
     def steps(self, num_draft_tokens: int) -> PromptSteps:
         """The same as a record."""

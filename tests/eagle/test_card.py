@@ -123,6 +123,14 @@ def test_acceptance_is_told_of_the_draft_that_was_measured(run: RunConfig) -> No
     assert "Not measured on a server yet" in text_of(run, Form())
 
 
+def test_a_card_of_another_training_stays(run: RunConfig) -> None:
+    """Here the seed was changed since: the export isn't of that config, so nothing of it is told there."""
+    export(run)
+    before = text_of(run, Form())
+    refresh_cards(msgspec.structs.replace(run, seed=99))
+    assert text_of(run, Form()) == before
+
+
 def test_an_untrained_export_says_so(run: RunConfig) -> None:
     """It is there to compare with."""
     export(run, untrained=True)
