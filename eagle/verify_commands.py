@@ -43,7 +43,7 @@ def verify_states_command(
 
     Examples: `eagle verify states my.yaml --live`, `eagle verify states configs/demo.yaml --reference`
     """
-    with exits():
+    with exits(resumes=False):
         checks = Checks(samples=samples, live=live, reference=reference)
         report = verify_states(load_config(config, tuple(set_)), checks)
         if as_json:
@@ -107,7 +107,7 @@ def verify_draft_command(
     Examples: `eagle verify draft runs/k2.5/draft/export --like kimi-k2.5`,
     `eagle verify draft --config configs/demo.yaml --serve`
     """
-    with exits():
+    with exits(resumes=False):
         if set_ and config is None:
             raise ConfigError("--set lays values over a YAML: name it with --config")
         loaded = None if config is None else load_config(config, tuple(set_))

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 from typer.testing import CliRunner
 
@@ -56,6 +57,22 @@ def blocks(page: Path) -> list[list[Words]]:
         lines = text.replace("\\\n", " ").splitlines()
         found.append([tuple(words) for line in lines for words in _chained(line)])
     return found
+
+
+def indented(text: str) -> list[Words]:
+    """The commands of the two programs in a page's indented blocks, also as torchrun starts them."""
+    lines = FENCE.sub("", text).replace("\\\n", " ").splitlines()
+    starts = tuple(f"    {program} " for program in (*PACKAGES, "torchrun"))
+    found = [tuple(shlex.split(line, comments=True)) for line in lines if line.startswith(starts)]
+    return [words[words.index("-m") + 1 :] if words[0] == "torchrun" else words for words in found]
+
+
+def options_of(path: Words) -> set[str]:
+    """The flags that a command takes."""
+    command: Any = typer.main.get_command(APPS[path[0]])
+    for word in path[1:]:
+        command = command.commands[word]
+    return {flag for one in command.params for flag in (*one.opts, *one.secondary_opts)} | {"--help"}
 
 
 def _chained(line: str) -> Iterator[list[str]]:
@@ -191,19 +208,42 @@ def test_the_rehearsal_runs_as_the_page_has_it(
 
 
 def test_options_of_every_command_on_every_page_exist() -> None:
-    """Also of those that nothing here executes: the help names each, and --set's values fit the YAML."""
+    """Also of those that nothing here executes: the command takes each, and --set's values fit the YAML."""
     pages = [README, *sorted((ROOT / "docs").glob("*.md"))]
     found = {words for page in pages for block in blocks(page) for words in block if words[0] in PACKAGES}
-    assert len(found) > 60
-    shown: dict[Words, str] = {}
+    found |= {words for page in pages for words in indented(page.read_text(encoding="utf-8"))}
+    assert len(found) > 70
     for words in sorted(found):
-        path = words[: 3 if words[1] == "verify" else 2]
-        if path not in shown:
-            shown[path] = CliRunner().invoke(APPS[path[0]], [*path[1:], "--help"]).output
-        for word in words:
-            assert not word.startswith("--") or word in shown[path], f"{named(words)} has no {word}"
+        unknown = {word for word in words if word.startswith("--")} - options_of(
+            words[: 3 if words[1] == "verify" else 2]
+        )
+        assert not unknown, f"{named(words)}: there is no {', '.join(sorted(unknown))}"
         sets = tuple(value for flag, value in itertools.pairwise(words) if flag == "--set")
         load_config(ROOT / "configs/demo.yaml", sets)
+
+
+def test_a_part_of_an_option_or_a_word_of_the_help_is_no_option() -> None:
+    """The text of a help has more words that begin with dashes than the command takes."""
+    assert {"--format", "--set", "--help"} <= options_of(("synthgen", "export"))
+    assert "--form" not in options_of(("synthgen", "export"))
+    assert {"--live", "--reference"} <= options_of(("eagle", "verify", "states"))
+    assert "--serve" not in options_of(("eagle", "verify", "states"))
+
+
+def test_indented_commands_are_found_and_what_torchrun_starts() -> None:
+    """Fenced blocks have their own reader; other indented lines are no commands."""
+    page = """
+```sh
+    eagle vocab my.yaml
+```
+
+    synthgen/   prompts to dataset: vLLM's
+    eagle train my.yaml  # don't wait
+    torchrun --nnodes 2 \\
+        --rdzv-id draft -m eagle train my.yaml --stream
+"""
+    train = ("eagle", "train", "my.yaml")
+    assert indented(page) == [train, (*train, "--stream")]
 
 
 @pytest.mark.vllm

@@ -293,8 +293,9 @@ def _require_free_port(host: str, port: int) -> None:
         probe.settimeout(2.0)
         if probe.connect_ex((host, port)) == 0:
             raise ServerStartError(
-                f"port {port} of {host} is taken by another process: set server.port to a free one, or "
-                f"server.base_urls to use the server that runs there"
+                f"port {port} of {host} is taken by another process: stop it, or set server.port to a free "
+                f"one. To use a server that runs there, set server.base_urls; `eagle accept` uses one with "
+                f"--url and --base-url"
             )
 
 

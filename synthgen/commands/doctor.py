@@ -14,6 +14,7 @@ from synthgen.corpus.console import exits
 from synthgen.doctor.findings import Level
 from synthgen.doctor.stage import as_figures, examine
 from synthgen.doctor.table import print_findings
+from synthgen.errors import ConfigError
 
 
 def doctor(
@@ -24,7 +25,7 @@ def doctor(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look at Python, packages, GPU, memory, disk and servers, and say what to do about each.
+    """Look at Python, packages, GPU, memory, verifier, disk and servers, and say what to do about each.
 
     With a config by what that run needs, and at the servers of its `server.base_urls` unless `--url` names
     another. A server is sent two short requests. Exit code 0: nothing is wrong (warnings are none). 1: there
@@ -33,7 +34,9 @@ def doctor(
     Examples: `synthgen doctor`, `synthgen doctor my.yaml`,
     `synthgen doctor my.yaml --url http://127.0.0.1:8000/v1 --json`
     """
-    with exits():
+    with exits(resumes=False):
+        if set_ and config is None:
+            raise ConfigError("--set lays values over a YAML: name that, too")
         findings = list(examine(config, tuple(set_), url))
         if as_json:
             sys.stdout.write(msgspec.json.encode(as_figures(findings)).decode() + "\n")

@@ -35,7 +35,7 @@ def prompts(
     `synthgen prompts my.yaml --set "prompts.sources=[hub:mlabonne/open-perfectblend:train]"`,
     `synthgen prompts my.yaml --set prompts.field=text --set prompts.on_bad_row=skip --json`
     """
-    with exits():
+    with exits(resumes=False):
         report = read_report(load_config(config, tuple(set_)), count)
         print_report(report, as_json=as_json)
 
@@ -62,7 +62,7 @@ def generate(
 
     Examples: `synthgen generate my.yaml --preview 3`, `synthgen generate my.yaml --shard 2/4`
     """
-    with exits():
+    with exits(resumes=preview is None):
         loaded = load_config(config, tuple(set_))
         if preview is not None:
             preview_prompts(loaded, preview)

@@ -37,7 +37,7 @@ def show(
 
     Examples: `synthgen show my.yaml --count 3`, `synthgen show my.yaml 0123456789abcdef-0 --mask`
     """
-    with exits():
+    with exits(resumes=False):
         found = find(load_config(config, tuple(set_)), tuple(trace), count)
         out = tables()
         for shown in found:

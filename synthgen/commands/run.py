@@ -33,7 +33,7 @@ def plan(
 
     Examples: `synthgen plan my.yaml --explain`, `synthgen plan my.yaml --probe 32`
     """
-    with exits():
+    with exits(resumes=bool(probe)):
         loaded = load_config(config, tuple(set_))
         if probe:
             generate_corpus(loaded, Request(limit=probe))

@@ -36,7 +36,7 @@ def serve(
 
     Example: `synthgen serve configs/demo.yaml`
     """
-    with exits():
+    with exits(resumes=False):
         loaded = load_config(config, tuple(set_))
         with started(loaded, _serving(loaded, role)) as (process,):
             console.print(f"{loaded.verifier.served_name} is at {process.base_url}, its log in {process.log}")
@@ -69,7 +69,7 @@ def mock_server(
 
     Example: `synthgen mock-server --faults outage --clock-speed 60`
     """
-    with exits():
+    with exits(resumes=False):
         serve_mock(
             MockConfig(
                 port=port,

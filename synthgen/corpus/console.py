@@ -124,11 +124,11 @@ def waiting(title: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def exits() -> Iterator[None]:
+def exits(*, resumes: bool = True) -> Iterator[None]:
     """Turn what ends a command into a message and an exit code.
 
     2 for an error a user can mend; 130 for Ctrl-C, SIGTERM and a closed terminal: what is on its way to the
-    disk arrives there first.
+    disk arrives there first. resumes: whether the same command goes on where it was interrupted.
     Anything else is a bug of ours and keeps its traceback.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -140,7 +140,8 @@ def exits() -> Iterator[None]:
         console.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
         raise SystemExit(error.exit_code) from None
     except KeyboardInterrupt:
-        console.print("interrupted; what was finished is kept: run the same command again to go on")
+        kept = "; what was finished is kept: run the same command again to go on"
+        console.print(f"interrupted{kept if resumes else ''}")
         raise SystemExit(130) from None
     except OSError as error:
         if error.filename is None and error.errno != errno.ENOSPC:

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.files import SPARE, free_bytes, in_units
-from synthgen.corpus.verifier_files import local_directory, shape_at_hand
+from synthgen.corpus.sections import VerifierConfig
+from synthgen.corpus.verifier_files import hub_model, local_directory, shape_at_hand
 from synthgen.doctor.findings import Finding, Level, finding
 from synthgen.doctor.packages import installed
-from synthgen.errors import SynthgenError
+from synthgen.errors import ConfigError, DiskError, SynthgenError
 from synthgen.plan.stages import plan
 from synthgen.run import require_disk, require_fitting
 
@@ -33,12 +34,14 @@ class Gpu:
 
 
 def machine_findings(config: RunConfig | None) -> Iterator[Finding]:
-    """GPU, CPU, memory and disk."""
+    """GPU, CPU, memory, the verifier's files and disk."""
     found = gpus()
     yield gpu_finding(found, config, installed("torch") or "")
-    if config is None or (config.server.device == "cpu" and not config.server.base_urls):
+    if config is None or config.server.device == "cpu":
         yield cpu_finding(_read(Path("/proc/cpuinfo")))
     yield memory_finding(memory_bytes(), config)
+    if config is not None:
+        yield verifier_finding(config.verifier)
     yield disk_finding(config)
 
 
@@ -66,52 +69,41 @@ def parse_gpus(listed: str) -> tuple[Gpu, ...]:
 
 def gpu_finding(found: tuple[Gpu, ...] | str, config: RunConfig | None, torch: str) -> Finding:
     """The GPUs, as many as the config takes; and a torch that can use them."""
-    needed = _gpus_needed(config)
-    if isinstance(found, str) or not found:
-        reason = found if isinstance(found, str) else "nvidia-smi lists none"
-        said = f"none ({reason})"
-        if needed:
-            return finding(
-                "gpu",
-                Level.PROBLEM,
-                f"{said}, but {_who_needs(config)} needs {needed}: run it where GPUs are, or set it to cpu",
-            )
-        return finding(
-            "gpu",
-            Level.WARNING,
-            f"{said}: enough for servers elsewhere (server.base_urls) and for small models",
-        )
-    names = ", ".join(sorted({f"{gpu.name} ({in_units(gpu.memory_mib << 20)})" for gpu in found}))
-    said = f"{len(found)} × {names}, driver {found[0].driver}"
-    if needed > len(found):
-        return finding(
-            "gpu", Level.PROBLEM, f"{said}, but {_who_needs(config)} needs {needed}: lower it to what is here"
-        )
-    if torch.endswith("+cpu"):
+    here = () if isinstance(found, str) else found
+    said = _listed(found)
+    wrong = [] if config is None else list(_too_few(len(here), config))
+    if here and torch.endswith("+cpu"):
         level = Level.PROBLEM if config is not None and config.train.device == "cuda" else Level.WARNING
-        return finding("gpu", level, f"{said}, but torch {torch} can't use it: install a CUDA build of torch")
+        wrong.append((level, f"but torch {torch} can't use it: install a CUDA build of torch"))
+    if wrong:
+        level, what = min(wrong, key=lambda one: one[0] is not Level.PROBLEM)
+        return finding("gpu", level, f"{said}, {what}")
+    if not here:
+        said += ": enough for servers elsewhere (server.base_urls) and for small models"
+        return finding("gpu", Level.WARNING, said)
     return finding("gpu", Level.OK, said)
 
 
-def _gpus_needed(config: RunConfig | None) -> int:
-    return max(_needs(config).values(), default=0)
+def _listed(found: tuple[Gpu, ...] | str) -> str:
+    if isinstance(found, str) or not found:
+        return f"none ({found or 'nvidia-smi lists none'})"
+    names = ", ".join(sorted({f"{gpu.name} ({in_units(gpu.memory_mib << 20)})" for gpu in found}))
+    return f"{len(found)} × {names}, driver {found[0].driver}"
 
 
-def _needs(config: RunConfig | None) -> dict[str, int]:
-    """How many GPUs each key that asks for some asks for, on this machine."""
-    if config is None:
-        return {}
-    needs = {}
-    if config.server.device == "cuda" and not config.server.base_urls:
-        needs["server.tensor_parallel_size"] = config.server.tensor_parallel_size
-    if config.train.device == "cuda":
-        needs["train.processes"] = config.train.processes
-    return needs
-
-
-def _who_needs(config: RunConfig | None) -> str:
-    needs = _needs(config)
-    return max(needs, key=lambda key: needs[key]) + " (device: cuda)"
+def _too_few(here: int, config: RunConfig) -> Iterator[tuple[Level, str]]:
+    """What asks for more GPUs than are here; servers that run elsewhere leave only `eagle accept` without."""
+    remedy = "lower it to what is here" if here else "run it where GPUs are, or set it to cpu"
+    server, train = config.server, config.train
+    if server.device == "cuda" and server.tensor_parallel_size > here:
+        asked = f"server.tensor_parallel_size (device: cuda) needs {server.tensor_parallel_size}"
+        if server.base_urls:
+            own = f"`eagle accept` starts its own servers, for which {asked}"
+            yield Level.WARNING, f"but {own}: give it --url and --base-url, or {remedy}"
+        else:
+            yield Level.PROBLEM, f"but {asked}: {remedy}"
+    if train.device == "cuda" and train.processes > here:
+        yield Level.PROBLEM, f"but train.processes (device: cuda) needs {train.processes}: {remedy}"
 
 
 def cpu_finding(cpuinfo: str) -> Finding:
@@ -153,7 +145,7 @@ def memory_finding(available: int, config: RunConfig | None) -> Finding:
 
 def served_bytes(config: RunConfig) -> int:
     """Weights and caches of the servers that a run on the CPU starts at once; 0 when it starts none there."""
-    if config.server.device != "cpu" or config.server.base_urls:
+    if config.server.device != "cpu":
         return 0
     directory = local_directory(config.verifier)
     weights = sum(file.stat().st_size for file in directory.glob("*.safetensors")) if directory else 0
@@ -161,8 +153,21 @@ def served_bytes(config: RunConfig) -> int:
     return at_once * (weights + (config.server.kv_cache_gib << 30))
 
 
+def verifier_finding(verifier: VerifierConfig) -> Finding:
+    """Where the verifier's files are; the hub isn't asked."""
+    if local_directory(verifier):
+        return finding("verifier", Level.OK, f"{verifier.model}, a directory here")
+    try:
+        return finding("verifier", Level.OK, f"{hub_model(verifier)} of the hub, which wasn't asked for it")
+    except ConfigError as error:
+        return finding("verifier", Level.PROBLEM, str(error))
+
+
 def disk_finding(config: RunConfig | None) -> Finding:
-    """Free bytes where the run writes, against what is still to be written of the plan."""
+    """Free bytes where the run writes, against what is still to be written of the plan.
+
+    What keeps the plan from being made is a finding of the config instead.
+    """
     if config is None:
         free = free_bytes(Path())
         if free < LITTLE_DISK_BYTES:
@@ -174,8 +179,10 @@ def disk_finding(config: RunConfig | None) -> Finding:
         if shape := shape_at_hand(config.verifier):
             require_fitting(config, shape)
         require_disk(config, planned)
-    except SynthgenError as error:
+    except DiskError as error:
         return finding("disk", Level.PROBLEM, str(error))
+    except SynthgenError as error:
+        return finding("config", Level.PROBLEM, str(error))
     said = f"{in_units(planned.free_bytes)} free for {config.run_dir}, the whole run takes at most "
     return finding("disk", Level.OK, said + in_units(planned.disk_bytes))
 

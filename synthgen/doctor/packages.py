@@ -30,8 +30,7 @@ def package_findings(config: RunConfig | None) -> Iterator[Finding]:
     found = {name: installed(name) for wanted in needed.values() for name in (r.name for r in wanted)}
     yield lacking_finding("harness", needed[CORE], found, Level.PROBLEM, "pip install -U synthgen")
     yield lacking_finding("trainer", needed[TRAIN], found, Level.WARNING, "pip install -U 'synthgen[train]'")
-    starts_servers = config is not None and not config.server.base_urls
-    yield engine_finding([r for extra in SERVE for r in needed[extra]], found, starts_servers)
+    yield engine_finding([r for extra in SERVE for r in needed[extra]], found, config)
 
 
 def requirements() -> dict[str, list[Requirement]]:
@@ -87,20 +86,31 @@ def lacking_finding(
 
 
 def engine_finding(
-    wanted: list[Requirement], found: Mapping[str, str | None], starts_servers: bool
+    wanted: list[Requirement], found: Mapping[str, str | None], config: RunConfig | None
 ) -> Finding:
-    """vLLM as it is installed here; a run that starts no servers does without."""
+    """vLLM as it is installed here; with servers that run, only `eagle accept` starts some."""
     there = [(r, have) for r in wanted if (have := found[r.name]) is not None]
-    if not there:
-        said = (
-            "isn't installed here: `pip install 'synthgen[gpu]'`, or set server.base_urls to servers that run"
-        )
-        return finding(ENGINE, Level.PROBLEM if starts_servers else Level.WARNING, said)
-    requirement, have = there[0]
+    on_gpu = config is not None and config.server.device == "cuda"
+    fits = [(r, have) for r, have in there if r.name == ENGINE or not on_gpu]
+    if not fits:
+        said = f"{there[0][0].name} {there[0][1]} uses no GPU" if there else "isn't installed here"
+        return _no_engine(said, config)
+    requirement, have = fits[0]
     tested = requirement.specifier
     if tested.contains(have, prereleases=True):
         return finding(ENGINE, Level.OK, f"{requirement.name} {have}")
     return finding(ENGINE, Level.WARNING, f"{requirement.name} {have}: {tested_with(tested)}")
+
+
+def _no_engine(said: str, config: RunConfig | None) -> Finding:
+    """A problem where stages start servers, a warning where servers run already or nothing is known."""
+    install = "`pip install 'synthgen[gpu]'`"
+    if config is not None and config.server.base_urls:
+        own = "`eagle accept` starts its own servers"
+        said = f"{said}, and {own}: {install}, or give it --url and --base-url"
+        return finding(ENGINE, Level.WARNING, said)
+    level = Level.WARNING if config is None else Level.PROBLEM
+    return finding(ENGINE, level, f"{said}: {install}, or set server.base_urls to servers that run")
 
 
 def tested_engines() -> SpecifierSet | None:

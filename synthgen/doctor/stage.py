@@ -33,7 +33,7 @@ def examine(path: Path | None, overrides: tuple[str, ...], url: str | None) -> I
             yield finding("config", Level.PROBLEM, str(error))
     yield from package_findings(config)
     yield from machine_findings(config)
-    urls = (url,) if url else config.server.base_urls if config else ()
+    urls = (url,) if url is not None else config.server.base_urls if config else ()
     if not urls:
         return
     try:

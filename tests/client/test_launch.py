@@ -105,10 +105,11 @@ def test_a_taken_port_is_refused_before_anything_starts(
         demo_values["server"]["port"] = taken.getsockname()[1]
         config = load_config(write_config(demo_values))
         with (
-            pytest.raises(ServerStartError, match="is taken by another process"),
+            pytest.raises(ServerStartError, match="is taken by another process: stop it, or set") as refused,
             started(config, plain(config)),
         ):
             pass
+    assert "`eagle accept` uses one with --url and --base-url" in str(refused.value)
 
 
 def test_the_cause_is_shown_and_not_its_echo(tmp_path: Path) -> None:

@@ -69,3 +69,19 @@ def test_the_servers_of_a_config_are_looked_at(
     monkeypatch.setenv("OPENAI_API_KEY", "bad\n")
     told = json.loads(RUNNER.invoke(app, ["doctor", path, "--json"]).stdout)
     assert [found["check"] for found in told["findings"]][-1] == "key"
+
+
+def test_an_empty_address_is_looked_at_like_any_other() -> None:
+    """`--url "$URL"` with nothing in the variable isn't taken for no --url."""
+    done = RUNNER.invoke(app, ["doctor", "--url", "", "--json"])
+    assert done.exit_code == 1, done.output
+    (there,) = (found for found in json.loads(done.stdout)["findings"] if found["where"] == "")
+    assert (there["check"], there["level"]) == ("server", "problem")
+
+
+def test_a_set_without_a_config_is_refused() -> None:
+    """It would be looked at by nobody."""
+    done = RUNNER.invoke(app, ["doctor", "--set", "server.device=cuda"])
+    assert done.exit_code == 2
+    assert "--set lays values over a YAML: name that, too" in done.stderr
+    assert not done.stdout

@@ -51,6 +51,21 @@ def test_what_a_shell_had_ignored_stays_ignored_and_sigterm_still_works(number: 
     assert ended_by(number, ignored=number) == 130
 
 
+@pytest.mark.parametrize(
+    ("resumes", "said"),
+    [
+        (True, "interrupted; what was finished is kept: run the same command again to go on\n"),
+        (False, "interrupted\n"),
+    ],
+)
+def test_only_what_goes_on_is_told_so(resumes: bool, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`synthgen serve` keeps nothing."""
+    with pytest.raises(SystemExit) as ended, exits(resumes=resumes):
+        raise KeyboardInterrupt
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == said
+
+
 def test_an_error_of_the_tree_is_a_message_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a traceback, and with what looks like markup printed as it is."""
     with pytest.raises(SystemExit) as ended, exits():

