@@ -10,7 +10,12 @@ import msgspec
 import typer
 from rich.markup import escape
 
-from eagle.accept import accept as measure_acceptance
+from eagle.accept.measure import Given
+from eagle.accept.report import AcceptanceReport
+from eagle.accept.stage import accept as measure_acceptance
+from eagle.accept.stage import accept_given as measure_given_servers
+from eagle.accept.stage import given_path
+from eagle.accept.table import print_report
 from eagle.dry_run import dry_run, print_dry_run
 from eagle.export import export as export_draft
 from eagle.extract import extract as extract_states
@@ -177,19 +182,42 @@ def export(
 
 
 @app.command()
-def accept(config: Config, set_: Overrides = []) -> None:  # noqa: B006
-    """Serve the verifier with and without the draft and measure what it gains on held-out prompts.
+def accept(
+    config: Config,
+    set_: Overrides = [],  # noqa: B006
+    url: Annotated[
+        str | None,
+        typer.Option("--url", help="Measure the drafted vLLM that runs there, ending in /v1; start none."),
+    ] = None,
+    base_url: Annotated[
+        str | None,
+        typer.Option("--base-url", help="With --url: the same verifier without a draft, to compare with."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+) -> None:
+    """Measure acceptance, speed and sameness of output on held-out prompts, on live servers.
 
-    Example: `eagle accept configs/demo.yaml --set accept.rounds=5`
+    The verifier is served alone and with the draft; the draft is also judged offline, on hidden states. With
+    --url nothing is started: what can't be known then is left out and said.
+
+    Examples: `eagle accept configs/demo.yaml --set accept.rounds=5`,
+    `eagle accept my.yaml --url http://127.0.0.1:8001/v1 --base-url http://127.0.0.1:8000/v1 --json`
     """
     with exits():
         loaded = load_config(config, tuple(set_))
-        figures = measure_acceptance(loaded).figures
-        save_config(loaded, loaded.accept_path / "run.yaml")
-        console.print(
-            f"acceptance length {figures['acceptance_length']:.2f}, {figures['speedup']:.2f} times the "
-            f"output tokens/s, {figures['same_replies']} of {figures['compared_replies']} replies the same"
-        )
+        if base_url is not None and url is None:
+            raise ConfigError("--base-url goes with --url: it is the undrafted server beside that one")
+        if url is None:
+            directory, manifest = loaded.accept_path, measure_acceptance(loaded)
+        else:
+            given = Given(url=url, base_url=base_url)
+            directory, manifest = given_path(loaded), measure_given_servers(loaded, given)
+        save_config(loaded, directory / "run.yaml")
+        report = msgspec.convert(manifest.figures, AcceptanceReport)
+        if as_json:
+            print(msgspec.json.encode(report).decode())
+        else:
+            print_report(report)
 
 
 verify = typer.Typer(help="Check what earlier stages left.", no_args_is_help=True)

@@ -22,6 +22,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
+from eagle.accept.report import AcceptanceReport
 from eagle.checkpoint import load_weights
 from eagle.draft import Draft, build_draft, unroll
 from eagle.export import chosen
@@ -90,6 +91,7 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Line:
     values["accept"] |= {
         "prompts": 12,
         "single_prompts": 4,
+        "concurrencies": [1, 2],
         "rounds": 1,
         "max_tokens": 256,
         "untrained": False,
@@ -419,6 +421,26 @@ def test_acceptance_counted_live_is_what_the_trained_draft_proposes(
     manifest = read_manifest(config.accept_path)
     assert manifest is not None
     assert 1 + accepted / drafts == pytest.approx(manifest.figures["acceptance_length"], rel=0.05)
+
+
+def test_live_and_offline_acceptance_agree_on_the_same_replies(line: Line) -> None:
+    """Within 3 %: the events of the counted replies are verify steps, their states the verifier's.
+
+    The counters have more, what was accepted beyond the ends of twelve short replies; never less.
+    """
+    manifest = read_manifest(line.config.accept_path)
+    assert manifest is not None
+    report = msgspec.convert(manifest.figures, AcceptanceReport)
+    assert report.live is not None
+    assert report.offline is not None
+    assert report.gap == pytest.approx(0, abs=0.03)
+    for span in ("thinking", "response"):
+        live, offline = (one.by_span[span].length for one in (report.live, report.offline.walked))
+        assert offline == pytest.approx(live, rel=0.1)
+    assert report.live.whole.length <= report.acceptance_length
+    assert report.heldout is not None
+    assert [one.concurrency for one in report.by_concurrency] == [1, 2]
+    assert report.warnings == report.not_measured == ()
 
 
 def _propose(

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from synthgen.client.metrics import SpecCounters, parse_spec_counters
+from synthgen.client.metrics import ServerCounts, SpecCounters, parse_counts
 from synthgen.corpus.manifest import digest
 from synthgen.corpus.records import Record
 from synthgen.corpus.sections import VerifierConfig
@@ -176,13 +176,23 @@ class Control:
 
     def spec_counters(self) -> SpecCounters:
         """The spec-decode counters. Raises ServerMismatch when the server has none."""
-        counters = parse_spec_counters(self._request("GET", f"{self.root_url}/metrics").text)
+        counters = self.counts().spec
         if counters is None:
             raise ServerMismatch(
                 f"{self.root_url}/metrics has no vllm:spec_decode counters: the server runs without a draft "
                 f"(--speculative-config)"
             )
         return counters
+
+    def counts(self) -> ServerCounts:
+        """All that it has counted. Raises ServerMismatch when it shows no counters of vLLM's."""
+        counts = parse_counts(self._request("GET", f"{self.root_url}/metrics").text)
+        if not counts.is_vllm:
+            raise ServerMismatch(
+                f"{self.root_url}/metrics has no counters of vLLM: is it a vLLM, started without "
+                f"--disable-log-stats, and does no proxy stand before its /metrics?"
+            )
+        return counts
 
     def _json(self, method: str, url: str, **arguments: Any) -> Any:
         response = self._request(method, url, **arguments)

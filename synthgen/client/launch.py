@@ -98,12 +98,19 @@ def captured_layers(config: RunConfig) -> tuple[int, ...]:
     return (*config.extract.aux_layers, shape_of(config.verifier).num_layers)
 
 
-def drafting(config: RunConfig, draft: Path, *, port_offset: int = 0, name: str = "drafted") -> Serving:
-    """The verifier with an EAGLE-3 draft."""
+def drafting(
+    config: RunConfig,
+    draft: Path,
+    *,
+    port_offset: int = 0,
+    name: str = "drafted",
+    num_draft_tokens: int | None = None,
+) -> Serving:
+    """The verifier with an EAGLE-3 draft; without a number the first of accept.num_draft_tokens."""
     speculative = {
         "method": "eagle3",
         "model": str(draft),
-        "num_speculative_tokens": config.accept.num_draft_tokens,
+        "num_speculative_tokens": num_draft_tokens or config.accept.num_draft_tokens[0],
     }
     return Serving(
         name=name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from synthgen.errors import ServerError
 
@@ -21,6 +21,17 @@ _GAUGE = re.compile(
     re.MULTILINE,
 )
 
+_SUM = re.compile(
+    r"^(process_start_time_seconds|vllm:generation_tokens_total|vllm:time_to_first_token_seconds_(?:sum|count))"
+    r"(?:\{.*?\})? (\S+)$",
+    re.MULTILINE,
+)
+_CACHED = re.compile(r'^vllm:cache_config_info\{[^\n]*enable_prefix_caching="True"', re.MULTILINE)
+RESTARTED = (
+    "the server's counters began anew: it was restarted meanwhile, so what was counted before is lost: "
+    "measure again when it stays up"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecCounters:
@@ -34,7 +45,9 @@ class SpecCounters:
     def since(self, before: SpecCounters) -> SpecCounters:
         """What was counted after `before`. Raises ServerError when the server was restarted meanwhile."""
         if self.drafts < before.drafts:
-            raise ServerError("the spec-decode counters went down: the server was restarted meanwhile")
+            raise ServerError(RESTARTED)
+        if len(self.accepted_by_position) != len(before.accepted_by_position):
+            raise ServerError(RESTARTED)
         pairs = zip(self.accepted_by_position, before.accepted_by_position, strict=True)
         return SpecCounters(
             drafts=self.drafts - before.drafts,
@@ -70,6 +83,43 @@ class SpecCounters:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerCounts:
+    """What a server has counted since it started."""
+
+    spec: SpecCounters | None
+    """None when it runs without a draft."""
+    is_vllm: bool
+    """Whether there is any counter of vLLM's."""
+    started_at: float | None
+    """In seconds since the epoch; None where the server doesn't say."""
+    output_tokens: float
+    first_tokens: float
+    """Replies that have begun."""
+    first_token_seconds: float
+    """Summed over those, the time to the first token."""
+    prefix_caching: bool
+    """Whether prompts are cached."""
+
+    @property
+    def first_token_mean_s(self) -> float | None:
+        """Mean time to the first token; None when no reply has begun."""
+        return self.first_token_seconds / self.first_tokens if self.first_tokens else None
+
+    def since(self, before: ServerCounts) -> ServerCounts:
+        """What was counted after `before`. Raises ServerError when the server was restarted meanwhile."""
+        if self.started_at != before.started_at or self.output_tokens < before.output_tokens:
+            raise ServerError(RESTARTED)
+        spec = self.spec.since(before.spec) if self.spec and before.spec else None
+        return replace(
+            self,
+            spec=spec,
+            output_tokens=self.output_tokens - before.output_tokens,
+            first_tokens=self.first_tokens - before.first_tokens,
+            first_token_seconds=self.first_token_seconds - before.first_token_seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLoad:
     """How busy a server is, by its own `/metrics`."""
 
@@ -98,6 +148,23 @@ def parse_spec_counters(metrics: str) -> SpecCounters | None:
         draft_tokens=totals["draft_tokens"],
         accepted=totals["accepted_tokens"],
         accepted_by_position=tuple(by_position[p] for p in sorted(by_position)),
+    )
+
+
+def parse_counts(metrics: str) -> ServerCounts:
+    """What a server has counted, from the text of its `/metrics`; several engines' counts are summed."""
+    found: dict[str, list[float]] = {}
+    for name, value in _SUM.findall(metrics):
+        found.setdefault(name, []).append(float(value))
+    started_at = found.get("process_start_time_seconds")
+    return ServerCounts(
+        spec=parse_spec_counters(metrics),
+        is_vllm="\nvllm:" in f"\n{metrics}",
+        started_at=started_at[0] if started_at else None,
+        output_tokens=sum(found.get("vllm:generation_tokens_total", [])),
+        first_tokens=sum(found.get("vllm:time_to_first_token_seconds_count", [])),
+        first_token_seconds=sum(found.get("vllm:time_to_first_token_seconds_sum", [])),
+        prefix_caching=_CACHED.search(metrics) is not None,
     )
 
 

@@ -47,6 +47,8 @@ class ChatReply(msgspec.Struct, frozen=True):
     usage: ReplyUsage
     prompt_token_ids: tuple[int, ...] | None = None
     kv_transfer_params: dict[str, Any] | None = None
+    event_tokens: tuple[int, ...] = ()
+    """Of a streamed one: how many token ids came with each event that had some."""
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):

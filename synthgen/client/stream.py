@@ -65,6 +65,7 @@ class _Gathered:
     reasoning: list[str] = field(default_factory=list)
     calls: dict[int, _Call] = field(default_factory=dict)
     token_ids: list[int] = field(default_factory=list)
+    event_tokens: list[int] = field(default_factory=list)
     prompt_token_ids: tuple[int, ...] | None = None
     finish_reason: str | None = None
     usage: ReplyUsage | None = None
@@ -79,7 +80,9 @@ class _Gathered:
             delta = choice.delta
             self.content.append(delta.content or "")
             self.reasoning.append(delta.reasoning or delta.reasoning_content or "")
-            self.token_ids += choice.token_ids or ()
+            if choice.token_ids:
+                self.token_ids += choice.token_ids
+                self.event_tokens.append(len(choice.token_ids))
             self.finish_reason = choice.finish_reason or self.finish_reason
             for part in delta.tool_calls or ():
                 call = self.calls.setdefault(part.index, _Call())
@@ -104,6 +107,7 @@ class _Gathered:
             usage=self.usage or ReplyUsage(prompt_tokens=0),
             prompt_token_ids=self.prompt_token_ids,
             kv_transfer_params=self.kv_transfer_params,
+            event_tokens=tuple(self.event_tokens),
         )
 
 

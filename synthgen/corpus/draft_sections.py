@@ -215,22 +215,35 @@ class TrainConfig(Section, frozen=True, kw_only=True):
 
 
 class AcceptConfig(Section, frozen=True, kw_only=True):
-    """The live measurement of the draft: greedy, on the held-out prompts."""
+    """The measurement of the draft: greedy, on the held-out prompts."""
 
-    num_draft_tokens: int
+    num_draft_tokens: tuple[int, ...]
+    """Draft tokens of the servers that acceptance is counted on, one server each; with the first, speed is
+    measured. Lengths for fewer follow from the server that drafts the next more."""
     max_tokens: int
     prompts: int
     """Held-out prompts for the acceptance length."""
     concurrency: int
     """Requests in flight while acceptance is counted."""
     single_prompts: int
-    """Prompts sent one at a time to compare outputs and speed with and without the draft."""
+    """Of these, the prompts that outputs and speed are compared on, with and without the draft."""
+    concurrencies: tuple[int, ...]
+    """Requests in flight while they are compared, rising. The first is 1: greedy replies must be the same
+    there."""
     rounds: int
-    """Times the speed comparison is repeated; servers take turns."""
+    """Times the comparison is repeated; servers take turns."""
     untrained: bool
     """Whether the same draft before training is measured too."""
     servers_at_once: bool
     """Whether all servers fit beside each other; false starts one after the other."""
+    offline_replies: bool
+    """Whether a capturing server, one more start, gives the states of the counted replies, so that the draft
+    is judged offline on the same tokens."""
 
     def __post_init__(self) -> None:
-        positive(self, "num_draft_tokens", "max_tokens", "prompts", "concurrency", "single_prompts", "rounds")
+        positive(self, "max_tokens", "prompts", "concurrency", "single_prompts", "rounds")
+        counts = self.num_draft_tokens
+        if not counts or min(counts) < 1 or len(set(counts)) < len(counts):
+            raise ValueError(f"num_draft_tokens {list(counts)} must be one or more, and all different")
+        if self.concurrencies[:1] != (1,) or list(self.concurrencies) != sorted(set(self.concurrencies)):
+            raise ValueError(f"concurrencies {list(self.concurrencies)} must rise and begin with 1")

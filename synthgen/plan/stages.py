@@ -213,10 +213,11 @@ def _train(config: RunConfig, extract: StagePlan, hidden: int, rates: Rates) -> 
 
 def _accept(config: RunConfig, rates: Rates) -> StagePlan:
     settings = config.accept
-    servers = 2 + settings.untrained
-    starts = 1 if settings.servers_at_once else servers
-    drafted = settings.prompts * (1 + settings.untrained)
-    rows = drafted + 2 * settings.single_prompts * settings.rounds
+    drafts = len(settings.num_draft_tokens) + settings.untrained
+    main = 1 if settings.servers_at_once else 2 + settings.untrained
+    starts = main + len(settings.num_draft_tokens) - 1 + settings.offline_replies
+    passes = settings.rounds * len(settings.concurrencies)
+    rows = settings.prompts * drafts + 2 * settings.single_prompts * passes
     tokens = rows * settings.max_tokens
     return StagePlan(
         name="accept",
@@ -228,8 +229,9 @@ def _accept(config: RunConfig, rates: Rates) -> StagePlan:
         work_s=tokens / rates.generate.value,
         measured=False,
         formulas={
-            "rows": f"accept.prompts {settings.prompts} × {1 + settings.untrained} drafts + "
-            f"accept.single_prompts {settings.single_prompts} × 2 servers × accept.rounds {settings.rounds}",
+            "rows": f"accept.prompts {settings.prompts} × {drafts} drafts + accept.single_prompts "
+            f"{settings.single_prompts} × 2 servers × accept.rounds {settings.rounds} × "
+            f"{len(settings.concurrencies)} accept.concurrencies",
             "tokens": f"{rows:,} rows × accept.max_tokens {settings.max_tokens:,}",
             "work": f"{tokens:,} tokens / {rates.generate.value:,.0f} a second (one at a time is slower)",
         },

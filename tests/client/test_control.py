@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from synthgen.client.control import Control, api_key
-from synthgen.client.metrics import ServerLoad, SpecCounters, parse_load
+from synthgen.client.metrics import ServerLoad, SpecCounters, parse_counts, parse_load
 from synthgen.corpus.sections import VerifierConfig
 from synthgen.errors import ConfigError, ServerError, ServerMismatch, ServerUnreachable
 from tests.scripted_server import MODEL, SPECIAL, ScriptedServer
@@ -107,8 +107,45 @@ def test_no_drafts_is_no_acceptance_length() -> None:
         _ = nothing.acceptance_length
 
 
+COUNTS = """\
+process_start_time_seconds 1.79e+09
+vllm:cache_config_info{block_size="16",enable_prefix_caching="True",engine="0"} 1.0
+vllm:generation_tokens_total{engine="0",model_name="m"} 500.0
+vllm:generation_tokens_total{engine="1",model_name="m"} 20.0
+vllm:generation_tokens_created{engine="0",model_name="m"} 1.7e+09
+vllm:time_to_first_token_seconds_count{engine="0"} 8.0
+vllm:time_to_first_token_seconds_sum{engine="0"} 2.0
+"""
+
+
+def test_what_a_server_counted_is_summed_over_its_engines() -> None:
+    """Tokens, the first ones' times, its start, and whether it caches prompts."""
+    counts = parse_counts(COUNTS)
+    assert (counts.is_vllm, counts.spec, counts.started_at) == (True, None, 1.79e9)
+    assert (counts.output_tokens, counts.first_token_mean_s, counts.prefix_caching) == (520.0, 0.25, True)
+    assert not parse_counts(COUNTS.replace("True", "False")).prefix_caching
+    nothing = parse_counts("")
+    assert (nothing.is_vllm, nothing.started_at, nothing.first_token_mean_s) == (False, None, None)
+
+
+def test_counts_since_know_a_restart() -> None:
+    """By another start, or by fewer tokens where the start isn't told."""
+    before, after = parse_counts(COUNTS), parse_counts(COUNTS.replace("500.0", "600.0"))
+    assert after.since(before).output_tokens == 100.0
+    for one, other in (
+        (COUNTS, COUNTS.replace("1.79e+09", "1.8e+09")),
+        (COUNTS, COUNTS.replace("500.0", "3.0")),
+        (COUNTS + METRICS, COUNTS + METRICS.replace(',position="2"', ',position="1"')),
+    ):
+        with pytest.raises(ServerError, match="restarted meanwhile"):
+            parse_counts(other).since(parse_counts(one))
+
+
 def test_a_server_without_a_draft_is_named(server: ScriptedServer) -> None:
-    """Acceptance can't be read where nothing is drafted."""
+    """Acceptance can't be read where nothing is drafted, nor where there are no counters at all."""
+    with pytest.raises(ServerMismatch, match="has no counters of vLLM"):
+        Control(server.base_url).spec_counters()
+    server.counters = COUNTS
     with pytest.raises(ServerMismatch, match="runs without a draft"):
         Control(server.base_url).spec_counters()
 

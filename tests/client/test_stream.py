@@ -42,6 +42,7 @@ def test_the_parts_make_the_whole() -> None:
     assert choice.token_ids == (7, 8, 9, 5, 6)
     assert (choice.finish_reason, reply.usage.completion_tokens) == ("stop", 5)
     assert reply.prompt_token_ids == (1, 2)
+    assert reply.event_tokens == (1, 2, 1, 1)
 
 
 def test_a_stream_that_ends_early_is_no_reply() -> None:
