@@ -255,6 +255,7 @@ def _table(config: RunConfig, line: dict[str, Any]) -> Table:
         ("acceptance length", f"{accepted['acceptance_length']:.2f}, " + _untrained(untrained)),
         ("accepted by position", positions),
         ("acceptance by domain", domains),
+        ("acceptance by span", _by_span(accepted)),
         ("output tokens/s", _speed(accepted)),
         ("same output as undrafted", f"{accepted['same_replies']} of {accepted['compared_replies']} replies"),
         ("time in all stages", f"{line['seconds']:,.0f} s"),
@@ -272,6 +273,13 @@ def _states(config: RunConfig) -> str:
 
 def _untrained(length: float | None) -> str:
     return "untrained not measured" if length is None else f"untrained {length:.2f}"
+
+
+def _by_span(accepted: dict[str, Any]) -> str:
+    live = accepted["live"]
+    if live is None:
+        return "not measured"
+    return ", ".join(f"{name} {figures['length']:.2f}" for name, figures in live["by_span"].items())
 
 
 def _speed(accepted: dict[str, Any]) -> str:

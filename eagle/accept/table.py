@@ -15,6 +15,7 @@ from synthgen.corpus.console import tables
 
 LONGEST_NAME = 30
 NONE = "-"
+COUNTERS, LIVE = "counters", "live replies"
 
 
 def print_report(report: AcceptanceReport) -> None:
@@ -56,22 +57,29 @@ def _table(first: str, columns: Iterable[str]) -> Table:
 
 def _lengths(report: AcceptanceReport) -> Table:
     """Tokens a step, and what is accepted at each position, by each of the ways to know it."""
-    offline, heldout = report.offline, report.heldout
-    walked = (report.live, offline.walked if offline else None, heldout.walked if heldout else None)
-    table = _table("tokens a step", ("counters", "live replies", "offline, same", "offline, validation"))
-    wholes = [one.whole if one else None for one in walked]
+    offline = _offline(report)
+    walked = {name: one.walked for name, one in offline.items()}
+    columns = {LIVE: report.live, **walked} if report.live else walked
+    wholes = [one.whole for one in columns.values()]
+    table = _table("tokens a step", (COUNTERS, *columns))
     table.add_row("all", _number(report.acceptance_length), *map(_length, wholes))
-    slots = [one.every_slot if one else None for one in (offline, heldout)]
-    table.add_row("each slot alike", NONE, NONE, *map(_number, slots))
-    steps = (f"{one.steps:,}" if one else NONE for one in wholes)
-    table.add_row("steps", NONE, *steps, end_section=True)
+    if offline:
+        slots = [_number(offline[name].every_slot) if name in offline else NONE for name in columns]
+        table.add_row("each slot alike", NONE, *slots)
+    table.add_row("steps", NONE, *(f"{one.steps:,}" for one in wholes), end_section=True)
     for position, rate in enumerate(report.rate_by_position):
         last = position == len(report.rate_by_position) - 1
-        rates = (f"{one.rate_by_position[position]:.1%}" if one else NONE for one in wholes)
+        rates = (f"{one.rate_by_position[position]:.1%}" for one in wholes)
         table.add_row(f"accepted at {position + 1}", f"{rate:.1%}", *rates, end_section=last)
-    _add_groups(table, {}, [one.by_span if one else {} for one in walked])
-    _add_groups(table, report.length_by_domain, [one.by_domain if one else {} for one in walked])
+    _add_groups(table, {}, [one.by_span for one in columns.values()])
+    _add_groups(table, report.length_by_domain, [one.by_domain for one in columns.values()])
     return table
+
+
+def _offline(report: AcceptanceReport) -> dict[str, Offline]:
+    """Those that were measured, by what their column is called."""
+    both = {"offline, same": report.offline, "offline, validation": report.heldout}
+    return {name: one for name, one in both.items() if one is not None}
 
 
 def _add_groups(table: Table, counted: dict[str, float], groups: Sequence[dict[str, StepFigures]]) -> None:
@@ -83,16 +91,17 @@ def _add_groups(table: Table, counted: dict[str, float], groups: Sequence[dict[s
 
 
 def _by_draft_tokens(report: AcceptanceReport) -> Table:
-    table = _table("draft tokens", ("counters", "", "offline, same", "offline, validation"))
+    offline = _offline(report)
+    table = _table("draft tokens", (COUNTERS, "", *offline))
     for place, one in enumerate(report.length_by_draft_tokens):
-        offline = [_at(side, place) for side in (report.offline, report.heldout)]
+        walked = (_length(_at(side, place)) for side in offline.values())
         source = "served" if one.served else "from more"
-        table.add_row(str(one.num_draft_tokens), _number(one.length), source, *map(_length, offline))
+        table.add_row(str(one.num_draft_tokens), _number(one.length), source, *walked)
     return table
 
 
-def _at(offline: Offline | None, place: int) -> StepFigures | None:
-    return offline.by_draft_tokens[place] if offline and place < len(offline.by_draft_tokens) else None
+def _at(offline: Offline, place: int) -> StepFigures | None:
+    return offline.by_draft_tokens[place] if place < len(offline.by_draft_tokens) else None
 
 
 def _speeds(report: AcceptanceReport) -> Table:
