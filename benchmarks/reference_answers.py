@@ -3,10 +3,10 @@
     python -m benchmarks.reference_answers CONFIG DATA [--states RUN] [--set …]
 
 DATA has `gsm8k_test.jsonl`, `human_eval.jsonl`, `self_instruct_seed_tasks.jsonl` and, in `smollm2/`, given
-traces (see `fixed_traces.py`) whose ids are file and row: `gsm8k_test/1171`. The traces become the corpus, the
-prompts that are held out of them its held-out prompts; the reference answers become `generic.jsonl` beside it,
-as ShareGPT conversations with the prompts worded as the traces'. What follows are the usual stages. --states
-takes over states of the same traces that another run has.
+traces (see `fixed_traces.py`) whose ids are file and row: `gsm8k_test/1171`. The traces become the corpus,
+the prompts that are held out of them its held-out prompts; the reference answers become `generic.jsonl`
+beside it, as ShareGPT conversations with the prompts worded as the traces'. What follows are the usual
+stages. --states takes over states of the same traces that another run has.
 """
 
 from __future__ import annotations
@@ -95,9 +95,7 @@ def _trace(row: dict[str, Any], prompt: str, server: str) -> Trace:
 
 def _prompt(name: str, text: str) -> SeedPrompt:
     source = name.split("/")[0]
-    return SeedPrompt(
-        id=name, source=source, domain=source, messages=(Message(role="user", content=text),)
-    )
+    return SeedPrompt(id=name, source=source, domain=source, messages=(Message(role="user", content=text),))
 
 
 def _answers(data: Path, traced: set[str], heldout: set[str]) -> Iterator[dict[str, Any]]:
@@ -105,7 +103,9 @@ def _answers(data: Path, traced: set[str], heldout: set[str]) -> Iterator[dict[s
     for source, make in (("human_eval", _code), ("self_instruct_seed_tasks", _task), ("gsm8k_test", _sum)):
         rows = [json.loads(line) for line in (data / f"{source}.jsonl").read_text().splitlines()]
         names = [f"{source}/{number}" for number in range(len(rows))]
-        left = sorted((name not in traced, number) for number, name in enumerate(names) if name not in heldout)
+        left = sorted(
+            (name not in traced, number) for number, name in enumerate(names) if name not in heldout
+        )
         for _, number in left[:GSM8K_ROWS] if source == "gsm8k_test" else left:
             asked, answered = make(rows[number])
             if answered.strip():
@@ -138,13 +138,17 @@ def _take_over(config: RunConfig, other: Path) -> None:
         write_shard(config.states_path, waiting)
     made = read_manifest(other / "states")
     assert made is not None
-    settings = made.settings | {"verifier": {"model": config.verifier.model, "revision": config.verifier.revision}}
+    settings = made.settings | {
+        "verifier": {"model": config.verifier.model, "revision": config.verifier.revision}
+    }
     begun = manifest_of("extract", settings=settings, inputs={}, figures={}, seconds=0.0, complete=False)
     write_manifest(config.states_path, begun)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("config", type=Path)
     parser.add_argument("data", type=Path)
     parser.add_argument("--states", type=Path, help="a run directory whose states are of the same traces")

@@ -16,6 +16,7 @@ from eagle.accept.stage import accept as measure_acceptance
 from eagle.accept.stage import accept_given as measure_given_servers
 from eagle.accept.stage import given_path
 from eagle.accept.table import print_report
+from eagle.compare.command import compare_command
 from eagle.dry_run import dry_run, print_dry_run
 from eagle.export import export as export_draft
 from eagle.extract import extract as extract_states
@@ -219,6 +220,8 @@ def accept(
         else:
             print_report(report)
 
+
+app.command("compare")(compare_command)
 
 verify = typer.Typer(help="Check what earlier stages left.", no_args_is_help=True)
 app.add_typer(verify, name="verify")

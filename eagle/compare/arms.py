@@ -1,7 +1,7 @@
 """The arms' directories: each a run of its own under RUN/compare, of which the states are the run's.
 
-    RUN/compare/native/  run.yaml, dataset/ (its rows), states/ (links to the run's shards), vocab/ (the run's)
-                         draft/ (trained and exported), accept/ (the measurement)
+    RUN/compare/native/  run.yaml; dataset/, its rows; states/, links to the run's shards; vocab/, the run's;
+                         draft/, trained and exported; accept/, the measurement
 
 The vocabulary is that of the whole dataset for all arms: what differs is what was learned. Nothing is
 validated, so each draft is exported as its last update left it.

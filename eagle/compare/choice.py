@@ -112,9 +112,9 @@ def require_parts(names: Sequence[str]) -> None:
     """Raise ConfigError unless there are parts to compare, none of them with the name of all."""
     if len(names) < 2:
         raise ConfigError(
-            f"mix.parts has one part only, {names[0]!r}: there is nothing to compare. Add one whose `replies` "
-            f"are others' (a file, or hub:mlabonne/open-perfectblend:train), then run `synthgen render`, "
-            f"`synthgen mix`, `eagle extract` and `eagle vocab` again"
+            f"mix.parts has one part only, {names[0]!r}: there is nothing to compare. Add one whose "
+            f"`replies` are others' (a file, or hub:mlabonne/open-perfectblend:train), then run `synthgen "
+            f"render`, `synthgen mix`, `eagle extract` and `eagle vocab` again"
         )
     if MIX in names:
         raise ConfigError(f"mix.parts: {MIX!r} is what the arm of all parts is called: rename that part")
@@ -129,8 +129,8 @@ def tokens_for_all(parts: dict[str, list[Ranked]], asked: int | None) -> int:
     scarce = min(there, key=there.__getitem__)
     if asked is not None and asked > there[scarce]:
         raise ConfigError(
-            f"--tokens {asked:,} is more than part {scarce!r} has supervised, {there[scarce]:,}: ask for that "
-            f"or less, or make the dataset larger"
+            f"--tokens {asked:,} is more than part {scarce!r} has supervised, {there[scarce]:,}: ask for "
+            f"that or less, or make the dataset larger"
         )
     return asked or there[scarce]
 
