@@ -12,7 +12,7 @@ from eagle.accept.bootstrap import Interval
 from eagle.compare.report import Compared, Comparison, Draft
 from synthgen.corpus.console import tables
 
-LONGEST_NAME = 24
+LONGEST_NAME = 30
 NONE = "-"
 
 
@@ -34,10 +34,9 @@ def print_comparison(found: Comparison) -> None:
         out.print(f"[yellow]warning:[/] {escape(warning)}", soft_wrap=True)
 
 
-def _table(first: Iterable[str], numbers: Iterable[str]) -> Table:
+def _table(first: str, numbers: Iterable[str]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for name in first:
-        table.add_column(name, no_wrap=True, max_width=LONGEST_NAME)
+    table.add_column(first, no_wrap=True, max_width=LONGEST_NAME)
     for name in numbers:
         table.add_column(name, justify="right", no_wrap=True)
     return table
@@ -45,7 +44,7 @@ def _table(first: Iterable[str], numbers: Iterable[str]) -> Table:
 
 def _training(found: Comparison) -> Table:
     names = ("rows", "supervised tokens", "batch tokens", "updates", "last loss", "seconds")
-    table = _table(("trained on",), names)
+    table = _table("trained on", names)
     for draft in found.drafts:
         if (on := draft.trained_on) is not None:
             table.add_row(
@@ -61,16 +60,15 @@ def _training(found: Comparison) -> Table:
 
 
 def _lengths(found: Comparison) -> Table:
-    """Every group of replies, with a line for each draft."""
-    table = _table(
-        ("tokens a step", "draft"), ("length", "95 % interval", "ratio", "95 % interval", "prompts", "steps")
-    )
+    """Every group of replies, and under its name a line for each draft."""
+    names = ("length", "95 % interval", "ratio", "95 % interval", "prompts", "steps")
+    table = _table("tokens a step", names)
     for group in dict.fromkeys(name for draft in found.drafts for name in draft.groups):
+        table.add_row(escape(group))
         shown = [draft for draft in found.drafts if group in draft.groups]
         for draft in shown:
-            first, last = draft is shown[0], draft is shown[-1]
             cells = _compared(draft.groups[group])
-            table.add_row(escape(group) if first else "", escape(draft.name), *cells, end_section=last)
+            table.add_row(f"  {escape(draft.name)}", *cells, end_section=draft is shown[-1])
     return table
 
 
@@ -88,7 +86,7 @@ def _compared(one: Compared) -> tuple[str, ...]:
 
 def _positions(found: Comparison) -> Table:
     positions = (f"accepted at {at + 1}" for at in range(found.num_draft_tokens))
-    table = _table(("by the server's counters",), ("length", *positions))
+    table = _table("by the server's counters", ("length", *positions))
     for draft in found.drafts:
         table.add_row(*_counted(draft))
     return table
