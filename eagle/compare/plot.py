@@ -26,13 +26,13 @@ class Scale:
     """Tokens a step along the width, with the values that are named."""
 
     def __init__(self, shown: Sequence[Compared]) -> None:
-        lows = [one.interval.low if one.interval else one.length for one in shown]
-        highs = [one.interval.high if one.interval else one.length for one in shown]
-        span = max(highs, default=2.0) - min(lows, default=1.0) or 1.0
+        least = min((one.interval.low if one.interval else one.length for one in shown), default=1.0)
+        most = max((one.interval.high if one.interval else one.length for one in shown), default=2.0)
+        span = most - least or 1.0
         step = 10.0 ** math.floor(math.log10(span / TICKS))
         self.step = next(step * times for times in (1, 2, 5, 10) if span / (step * times) <= TICKS)
-        self.low = math.floor(min(lows, default=1.0) / self.step) * self.step
-        self.high = math.ceil(max(highs, default=2.0) / self.step) * self.step
+        self.low = math.floor(least / self.step) * self.step
+        self.high = max(math.ceil(most / self.step) * self.step, self.low + self.step)
 
     @property
     def ticks(self) -> list[float]:

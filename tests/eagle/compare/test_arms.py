@@ -6,11 +6,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from safetensors.torch import load_file
 
-from eagle.checkpoint import checkpoints
 from eagle.compare.arms import arms_of, fewest_tokens
-from eagle.compare.trained import train_command, trained
+from eagle.compare.trained import train_command
 from eagle.feed import ShardFeed
 from synthgen.corpus.manifest import read_manifest
 from synthgen.corpus.samples import read_samples
@@ -37,21 +35,6 @@ def test_arms_are_equal_in_what_training_counts(tmp_path: Path) -> None:
             config.vocab_path / "vocab.safetensors"
         ).read_bytes()
         assert read_samples(arm.config.validation_path, 64) == []
-
-
-def test_the_arms_are_trained_and_not_again(tmp_path: Path) -> None:
-    """Two arms, by `eagle train` as a process; a second call finds both complete."""
-    config = two_parts(tmp_path)
-    write_two_parts(config)
-    arms = arms_of(config, 60)
-    made = [trained(arm) for arm in arms[:2]]
-    assert [one.figures["supervised_tokens"] for one in made] == [60, 60]
-    assert [one.figures["steps"] for one in made] == [arm.updates for arm in arms[:2]]
-    weights = [load_file(arm.config.export_path / "model.safetensors") for arm in arms[:2]]
-    assert not weights[0]["lm_head.weight"].equal(weights[1]["lm_head.weight"])
-    times = [checkpoints(arm.config.checkpoints_path)[-1].stat().st_mtime_ns for arm in arms[:2]]
-    assert [trained(arm) for arm in arms_of(config, 60)[:2]] == made
-    assert [checkpoints(arm.config.checkpoints_path)[-1].stat().st_mtime_ns for arm in arms[:2]] == times
 
 
 def test_other_tokens_than_before_are_refused(tmp_path: Path) -> None:

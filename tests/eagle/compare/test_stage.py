@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from eagle.__main__ import app
+from eagle.accept.servers import DRAFTED, Server
+from eagle.checkpoint import checkpoints
+from eagle.compare.arms import arms_of
+from eagle.compare.live import measure_on
+from eagle.compare.report import Comparison
 from eagle.compare.stage import given_drafts
+from eagle.compare.trained import trained
+from eagle.draft_files import read_draft
+from synthgen.client.control import Control
 from synthgen.corpus.settings import save_config
 from synthgen.errors import ArtifactError, ConfigError
+from tests.eagle.accept.drafting_server import DraftingServer
 from tests.eagle.compare.two_parts import two_parts, write_two_parts
 from tests.eagle.tiny import tiny_config, write_run
+from tests.scripted_server import MODEL, ScriptedServer
 
 
 def test_a_mix_of_one_part_is_refused(tmp_path: Path) -> None:
@@ -75,3 +87,46 @@ def test_a_run_without_heldout_prompts_is_refused(tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "has no held-out prompts" in done.stderr
     assert not (config.run_path / "compare").exists()
+
+
+def test_arms_are_trained_measured_and_set_side_by_side(tmp_path: Path, server: ScriptedServer) -> None:
+    """From rows to the table, the servers aside; what is complete isn't done again."""
+    config = two_parts(tmp_path)
+    write_two_parts(config)
+    config = msgspec.structs.replace(
+        config, verifier=msgspec.structs.replace(config.verifier, served_name=MODEL)
+    )
+    DraftingServer(server)
+    arms = arms_of(config, 60)
+    for arm in arms:
+        made = trained(arm)
+        assert (made.figures["supervised_tokens"], made.figures["steps"]) == (60, arm.updates)
+        inputs = {"draft": read_draft(str(arm.config.export_path)).sha256()}
+        drafted = Server(name=DRAFTED, control=Control(server.base_url), require_alive=lambda: None)
+        measure_on(config, arm.name, drafted, inputs, arm.config.accept_path)
+    saved = [checkpoints(arm.config.checkpoints_path)[-1].stat().st_mtime_ns for arm in arms]
+
+    path = tmp_path / "run.yaml"
+    save_config(config, path)
+    done = CliRunner().invoke(app, ["compare", str(path), "--tokens", "60", "--json"])
+    assert done.exit_code == 0, done.output
+    found = msgspec.json.decode(done.stdout, type=Comparison)
+    assert [draft.name for draft in found.drafts] == ["generic", "native", "mix"]
+    assert [draft.groups["all"].length for draft in found.drafts] == [2.0, 2.0, 2.0]
+    assert [draft.groups["all"].ratio for draft in found.drafts] == [None, 1.0, 1.0]
+    trainings = [draft.trained_on for draft in found.drafts]
+    assert [one.by_part for one in trainings if one] == [
+        {"generic": 60},
+        {"native": 60},
+        {"generic": 21, "native": 39},
+    ]
+    assert {one.supervised_tokens for one in trainings if one} == {60}
+    assert len({one.updates for one in trainings if one}) == 1
+    assert saved == [checkpoints(arm.config.checkpoints_path)[-1].stat().st_mtime_ns for arm in arms]
+    heads = [load_file(arm.config.export_path / "model.safetensors")["lm_head.weight"] for arm in arms]
+    assert not heads[0].equal(heads[1])
+    assert (config.run_path / "compare" / "compare.svg").read_text().startswith("<svg")
+
+    told = CliRunner().invoke(app, ["compare", str(path), "--tokens", "60"])
+    assert told.exit_code == 0
+    assert "native against generic: +0.0% tokens a step" in told.stdout

@@ -98,3 +98,10 @@ def test_the_scale_names_round_values_around_all_intervals() -> None:
     scale = Scale([compared(1.5, None), compared(1.7, None)])
     assert [round(tick, 6) for tick in scale.ticks] == [1.4, 1.5, 1.6, 1.7, 1.8]
     assert [scale.at(1.4), scale.at(1.8)] == pytest.approx([170, 570])
+
+
+def test_a_single_value_has_a_scale_too() -> None:
+    """So has a comparison whose replies show no steps."""
+    one = msgspec.structs.replace(compared(2.0, None), interval=None)
+    assert Scale([one]).ticks == [2.0, 2.2]
+    assert Scale([]).ticks == [1.0, 1.2, 1.4, 1.6, 1.8, 2.0]
