@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.fixed_traces import SAMPLING, _prompts, _rows
+from benchmarks.fixed_traces import SAMPLING, given_prompts, given_rows
 from eagle.shards import read_all, read_index, write_shard
 from synthgen.client.control import Control
 from synthgen.client.launch import rendering, serving_url
@@ -40,12 +40,12 @@ SAMPLES_A_SHARD = 250
 def prepare(config: RunConfig, data: Path, states: Path | None) -> None:
     """Write the corpus, the reference answers, and states that another run has."""
     given = data / "smollm2"
-    prompts = _prompts(given)
-    heldout = [row["id"] for row in _rows(given, "heldout")]
+    prompts = given_prompts(given)
+    heldout = [row["id"] for row in given_rows(given, "heldout")]
     with serving_url(config, rendering(config)) as url:
         fingerprint = Control(url).fingerprint(config.verifier.served_name)
         special = Control(url).markers(config.verifier).special
-    traces = [_trace(row, prompts[row["id"]], fingerprint.digest) for row in _rows(given, "train")]
+    traces = [_trace(row, prompts[row["id"]], fingerprint.digest) for row in given_rows(given, "train")]
     config.corpus_path.mkdir(parents=True, exist_ok=True)
     write_journal(config.traces_path, traces)
     write_journal(config.heldout_path, [_prompt(name, prompts[name]) for name in heldout])
