@@ -12,21 +12,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from eagle.accept.traps import default_layers
 from eagle.compare.arms import Arm, arm_path, arms_of
 from eagle.compare.choice import MIX, require_parts
 from eagle.compare.live import Measured, heldout_prompts, measured
 from eagle.compare.plot import forest
 from eagle.compare.report import Comparison, Draft, TrainedOn, groups_of
 from eagle.compare.trained import trained
-from eagle.export import check_draft
+from eagle.draft_files import known_tokens, read_draft
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.files import written_aside
 from synthgen.corpus.lock import claimed
 from synthgen.corpus.manifest import Manifest, as_json, digest_of, manifest_of, write_manifest
+from synthgen.corpus.verifier_config import VerifierShape
 from synthgen.corpus.verifier_files import shape_of
-from synthgen.errors import ConfigError
+from synthgen.errors import ArtifactError, ConfigError
 
 PLOT_NAME = "compare.svg"
+FUSION = "fc.weight"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -48,15 +51,20 @@ def given_drafts(config: RunConfig, asked: Sequence[str]) -> dict[str, Path]:
             raise ConfigError(
                 f"--draft {one}: there is an arm or a draft {name!r} already: name it otherwise"
             )
-        if not (Path(path) / "config.json").is_file():
-            raise ConfigError(
-                f"--draft {one}: {path} has no config.json: name a draft as vLLM loads it, such as a run's "
-                f"draft/export"
-            )
+        require_draft(Path(path), shape_of(config.verifier))
         found[name] = Path(path)
-    for path_ in found.values():
-        check_draft(path_, shape_of(config.verifier))
     return found
+
+
+def require_draft(path: Path, shape: VerifierShape) -> None:
+    """Raise ArtifactError unless a draft of a verifier of this shape is there, as vLLM loads it."""
+    draft = read_draft(str(path))
+    if not draft.config or not (path / "config.json").is_file():
+        raise ArtifactError(f"{path} has no config.json, which vLLM needs: name a run's draft/export")
+    known_tokens(draft, shape.vocab_size)
+    found = draft.places[FUSION].shape if FUSION in draft.places else "missing"
+    if found != (expected := [shape.hidden_size, 3 * shape.hidden_size]):
+        raise ArtifactError(f"{path}: `{FUSION}` is {found}; expected {expected} for this verifier")
 
 
 def compare(config: RunConfig, drafts: dict[str, Path], tokens: int | None = None) -> Manifest:
@@ -68,7 +76,8 @@ def compare(config: RunConfig, drafts: dict[str, Path], tokens: int | None = Non
     """
     began = time.monotonic()
     require_parts([part.name for part in config.mix.parts])
-    prompts = heldout_prompts(config)
+    prompts, shape = heldout_prompts(config), shape_of(config.verifier)
+    layers = [said for path in drafts.values() for said in default_layers(path, shape.num_layers)]
     directory = arm_path(config, MIX).parent
     with claimed(directory, parts=1):
         arms = arms_of(config, tokens)
@@ -83,7 +92,7 @@ def compare(config: RunConfig, drafts: dict[str, Path], tokens: int | None = Non
             prompts=len(prompts),
             supervised_tokens=on[MIX].supervised_tokens,
             drafts=tuple(_draft(config, name, paths, on.get(name), found) for name in paths),
-            warnings=tuple(_warnings(found, on)),
+            warnings=(*layers, *_warnings(found, on)),
         )
         return _write(config, directory, comparison, found, time.monotonic() - began)
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from safetensors.torch import load_file
+import torch
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from eagle.__main__ import app
@@ -23,7 +24,7 @@ from synthgen.corpus.settings import save_config
 from synthgen.errors import ArtifactError, ConfigError
 from tests.eagle.accept.drafting_server import DraftingServer
 from tests.eagle.compare.two_parts import two_parts, write_two_parts
-from tests.eagle.tiny import tiny_config, write_run
+from tests.eagle.tiny import tiny_config, write_run, write_verifier
 from tests.scripted_server import MODEL, ScriptedServer
 
 
@@ -47,33 +48,43 @@ def test_a_draft_that_is_not_there_is_refused(tmp_path: Path) -> None:
     save_config(config, path)
     done = CliRunner().invoke(app, ["compare", str(path), "--draft", f"old={tmp_path / 'nowhere'}"])
     assert done.exit_code == 2
-    assert "nowhere has no config.json: name a draft as vLLM loads it" in done.stderr
+    assert "nowhere: no such directory or file. A draft is a local directory" in done.stderr
     assert not (config.run_path / "compare").exists()
 
 
 def test_names_of_drafts_are_checked(tmp_path: Path) -> None:
     """NAME=PATH, no arm's name, none twice, and nothing that leads out of the directory."""
     config = two_parts(tmp_path)
-    draft = tmp_path / "draft"
-    draft.mkdir()
-    (draft / "config.json").write_text("{}")
+    write_verifier(tmp_path / "verifier")
+    draft = write_draft(tmp_path / "draft", 32)
     for asked in (["draft"], ["x="], ["../x=draft"], [f"a b={draft}"]):
         with pytest.raises(ConfigError, match="write it as NAME=PATH"):
             given_drafts(config, asked)
     for asked in ([f"native={draft}"], [f"mix={draft}"], [f"x={draft}", f"x={draft}"]):
         with pytest.raises(ConfigError, match="there is an arm or a draft"):
             given_drafts(config, asked)
+    assert given_drafts(config, [f"old={draft}"]) == {"old": draft}
 
 
 def test_a_draft_of_another_verifier_is_refused(tmp_path: Path) -> None:
-    """Its config says so."""
+    """Its tensors say so; what is no draft for vLLM is refused, too."""
     config = two_parts(tmp_path)
-    write_two_parts(config)
-    draft = tmp_path / "draft"
-    draft.mkdir()
-    (draft / "config.json").write_text('{"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 64}')
-    with pytest.raises(ArtifactError, match="`hidden_size` is 64; expected 32 for this verifier"):
+    write_verifier(tmp_path / "verifier")
+    draft = write_draft(tmp_path / "draft", 64)
+    with pytest.raises(ArtifactError, match=r"`fc.weight` is \[64, 192\]; expected \[32, 96\] for this"):
         given_drafts(config, [f"other={draft}"])
+    (draft / "config.json").unlink()
+    with pytest.raises(ArtifactError, match=r"has no config.json, which vLLM needs"):
+        given_drafts(config, [f"other={draft}"])
+
+
+def write_draft(directory: Path, hidden: int) -> Path:
+    """As much of a draft as is looked at."""
+    directory.mkdir()
+    tensors = {"fc.weight": torch.zeros(hidden, 3 * hidden), "lm_head.weight": torch.zeros(24, hidden)}
+    save_file(tensors, directory / "model.safetensors")
+    (directory / "config.json").write_text(msgspec.json.encode({"hidden_size": hidden}).decode())
+    return directory
 
 
 def test_a_run_without_heldout_prompts_is_refused(tmp_path: Path) -> None:
