@@ -21,12 +21,11 @@ COUNTERS, LIVE = "counters", "live replies"
 def print_report(report: AcceptanceReport) -> None:
     """Print the whole report on stdout."""
     out = tables()
-    out.print(_headline(report), soft_wrap=True)
+    out.print(_headline(report))
     out.print(_lengths(report))
     if report.live is not None:
         out.print(
             "counters: with what was accepted beyond the replies' ends; live replies, offline: up to there",
-            soft_wrap=True,
         )
     out.print(_by_draft_tokens(report))
     out.print(_speeds(report))
@@ -133,12 +132,11 @@ def _print_notes(out: Console, report: AcceptanceReport) -> None:
         out.print(
             f"one at a time {report.same_replies} of {report.compared_replies} replies are the undrafted "
             f"server's, token for token",
-            soft_wrap=True,
         )
     for warning in report.warnings:
-        out.print(f"[yellow]warning:[/] {escape(warning)}", soft_wrap=True)
+        out.print(f"[yellow]warning:[/] {escape(warning)}")
     for said in report.not_measured:
-        out.print(f"not measured: {escape(said)}", soft_wrap=True)
+        out.print(f"not measured: {escape(said)}")
 
 
 def _number(value: float | None) -> str:
