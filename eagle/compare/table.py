@@ -25,13 +25,12 @@ def print_comparison(found: Comparison) -> None:
     out.print(_positions(found))
     out.print(
         f"{found.num_draft_tokens} draft tokens, {found.prompts} held-out prompts, greedy; intervals of 95 % "
-        f"by bootstrap over prompts; ratios to {escape(found.drafts[0].name)} on the same prompts",
-        soft_wrap=True,
+        f"by bootstrap over prompts; ratios to {escape(found.drafts[0].name)} on the same prompts"
     )
     for said in found.findings:
-        out.print(escape(said), soft_wrap=True)
+        out.print(escape(said))
     for warning in found.warnings:
-        out.print(f"[yellow]warning:[/] {escape(warning)}", soft_wrap=True)
+        out.print(f"[yellow]warning:[/] {escape(warning)}")
 
 
 def _table(first: str, numbers: Iterable[str]) -> Table:
