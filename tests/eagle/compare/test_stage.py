@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -20,6 +23,7 @@ from eagle.compare.stage import given_drafts
 from eagle.compare.trained import trained
 from eagle.draft_files import read_draft
 from synthgen.client.control import Control
+from synthgen.corpus.lock import claimed
 from synthgen.corpus.settings import save_config
 from synthgen.errors import ArtifactError, ConfigError
 from tests.eagle.accept.drafting_server import DraftingServer
@@ -141,3 +145,22 @@ def test_arms_are_trained_measured_and_set_side_by_side(tmp_path: Path, server: 
     told = CliRunner().invoke(app, ["compare", str(path), "--tokens", "60"])
     assert told.exit_code == 0
     assert "native against generic: +0.0% tokens a step" in told.stdout
+
+
+def test_a_stopped_comparison_keeps_what_was_trained(tmp_path: Path) -> None:
+    """SIGTERM ends the training that is under way with a checkpoint, and both commands with it."""
+    config = two_parts(tmp_path, train__epochs="2000", train__checkpoint_steps="100000")
+    write_two_parts(config)
+    path = tmp_path / "run.yaml"
+    save_config(config, path)
+    command = [sys.executable, "-m", "eagle", "compare", str(path)]
+    child = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    arm = config.run_path / "compare" / "generic"
+    give_up = time.monotonic() + 120
+    while not (arm / "draft" / "train_log.jsonl").exists() and time.monotonic() < give_up:
+        time.sleep(0.1)
+    child.terminate()
+    assert child.wait(60) == 130
+    assert len(checkpoints(arm / "draft" / "checkpoints")) == 1
+    with claimed(arm / "draft" / "checkpoints", parts=1):  # nobody trains it any more
+        pass
