@@ -32,8 +32,8 @@ from synthgen.corpus.settings import load_config
 from synthgen.corpus.token_ids import encode_ids
 
 CODE_PROMPT = "Complete the following Python function.\n\n"
-GSM8K_ROWS = 750
-"""So many tokens of each source are in both parts that neither is mostly arithmetic."""
+GSM8K_ROWS = 400
+"""All to prompts that have traces; more would leave hardly anything else among the answers."""
 SAMPLES_A_SHARD = 250
 
 
@@ -114,7 +114,8 @@ def _answers(data: Path, traced: set[str], heldout: set[str]) -> Iterator[dict[s
 
 
 def _code(row: dict[str, Any]) -> tuple[str, str]:
-    return CODE_PROMPT + row["prompt"], row["canonical_solution"]
+    """Without its first indentation, which the tokenizer would join with the end of the prompt."""
+    return CODE_PROMPT + row["prompt"], row["canonical_solution"].strip()
 
 
 def _task(row: dict[str, Any]) -> tuple[str, str]:
