@@ -36,10 +36,10 @@ def smollm2_config(run_dir: Path, *overrides: str) -> RunConfig:
 def prepare(config: RunConfig, traces: Path) -> None:
     """Make what is missing of dataset, states and vocabulary."""
     if read_manifest(config.dataset_path) is None:
-        prompts = _prompts(traces)
+        prompts = given_prompts(traces)
         config.dataset_path.mkdir(parents=True, exist_ok=True)
         for split, path in (("train", config.train_path), ("heldout", config.validation_path)):
-            write_journal(path, [row_of(row, prompts[row["id"]]) for row in _rows(traces, split)])
+            write_journal(path, [row_of(row, prompts[row["id"]]) for row in given_rows(traces, split)])
         manifest = manifest_of("mix", settings={}, inputs={}, figures={}, seconds=0.0)
         write_manifest(config.dataset_path, manifest)
     extract(config)
@@ -67,14 +67,16 @@ def row_of(row: dict[str, Any], prompt: str) -> DatasetRow:
     )
 
 
-def _rows(traces: Path, split: str) -> Iterator[dict[str, Any]]:
+def given_rows(traces: Path, split: str) -> Iterator[dict[str, Any]]:
+    """The traces of `train` or `heldout`."""
     with gzip.open(traces / "traces.jsonl.gz", "rt") as lines:
         for line in lines:
             if (row := json.loads(line))["split"] == split:
                 yield row
 
 
-def _prompts(traces: Path) -> dict[str, str]:
+def given_prompts(traces: Path) -> dict[str, str]:
+    """The text of every prompt, by id."""
     prompts = {}
     for name in ("prompts_train.jsonl", "prompts_heldout.jsonl"):
         rows = (json.loads(line) for line in (traces / name).read_text().splitlines())

@@ -16,6 +16,7 @@ from eagle.accept.stage import accept_given as measure_given_servers
 from eagle.accept.stage import given_path
 from eagle.accept.table import print_report
 from eagle.card import refresh_cards
+from eagle.compare.command import compare_command
 from eagle.draft_config import Form, LayerNames, Target
 from eagle.dry_run import dry_run, print_dry_run
 from eagle.export import export as export_draft
@@ -233,6 +234,7 @@ def accept(
             print_report(report)
 
 
+app.command("compare")(compare_command)
 app.add_typer(verify, name="verify")
 
 

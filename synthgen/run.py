@@ -25,6 +25,7 @@ from synthgen.corpus.console import console, tables
 from synthgen.corpus.files import free_bytes, in_units, require_free_disk
 from synthgen.corpus.manifest import read_manifest, require_manifest
 from synthgen.corpus.settings import save_config
+from synthgen.corpus.torchrun import torchrun
 from synthgen.corpus.verifier_config import VerifierShape
 from synthgen.corpus.verifier_files import shape_at_hand, shape_of
 from synthgen.errors import ConfigError, DiskError, SynthgenError
@@ -35,8 +36,6 @@ from synthgen.plan.stages import plan
 DISK_WATCH_S = 5.0
 DISK_RESERVE_BYTES = 1 << 30
 """A stage is stopped when less than this is free: what it has in memory must still find its place."""
-SHUTDOWN_TIMEOUT_S = 120
-"""What torchrun gives its processes after a signal to end: the checkpoint of a large draft takes a minute."""
 WHAT = {"generate": "the traces", "extract": "the hidden states", "train": "the checkpoints"}
 ROWS_FAILED = 1
 """What a stage of one process ends with that has made records of some failures; torchrun, for any error."""
@@ -85,15 +84,7 @@ def stages(config: RunConfig) -> list[Stage]:
 def stage_command(stage: Stage, config_path: Path) -> list[str]:
     """The command line of a stage."""
     package, name, *flags = stage.command
-    return [sys.executable, "-m", *torchrun(stage), package, name, str(config_path), *flags]
-
-
-def torchrun(stage: Stage) -> list[str]:
-    """What starts a stage's processes on this machine, as it stands after `python -m`."""
-    if stage.processes == 1:
-        return []
-    many = ["--standalone", "--nproc-per-node", str(stage.processes)]
-    return ["torch.distributed.run", *many, "--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S), "-m"]
+    return [sys.executable, "-m", *torchrun(stage.processes), package, name, str(config_path), *flags]
 
 
 def print_commands(config: RunConfig, config_path: Path, overrides: tuple[str, ...]) -> None:
@@ -103,7 +94,7 @@ def print_commands(config: RunConfig, config_path: Path, overrides: tuple[str, .
     sets = [part for override in overrides for part in ("--set", override)]
     for stage in stages(config):
         package, name, *flags = stage.command
-        start = ["python", "-m", *torchrun(stage)] if stage.processes > 1 else []
+        start = ["python", "-m", *torchrun(stage.processes)] if stage.processes > 1 else []
         sys.stdout.write(shlex.join([*start, package, name, str(config_path), *flags, *sets]) + "\n")
 
 
