@@ -169,6 +169,12 @@ def _serving(config: RunConfig, form: Form) -> str:
     note = []
     if form.target is Target.SPECULATORS:
         command = f"vllm serve {draft}"
+        if local_directory(config.verifier) is not None:
+            note = [
+                "",
+                "Its `config.json` names the verifier by a path: serve it where that leads to "
+                f"{model}, or set `speculators_config.verifier.name_or_path` to the hub id.",
+            ]
     elif form.target is Target.SGLANG:
         command = (
             f"python -m sglang.launch_server --model-path {model} --speculative-algorithm EAGLE3 \\\n"

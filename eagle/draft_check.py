@@ -13,18 +13,22 @@ import msgspec
 import torch
 
 from eagle.draft_config import ARCHITECTURE
-from eagle.draft_files import EMBEDDING, HEAD, LAYER_IDS, layer_ids_in
+from eagle.draft_files import AXES, EMBEDDING, HEAD, LAYER_IDS, layer_ids_in
 from eagle.draft_fit import FLOATS, VOCABULARY, WHY_UNKNOWN, stated_in
 from eagle.draft_standard import Standard, comparable, own_standard
 from eagle.draft_view import DraftView, Stored, local_view
 from eagle.taps import Counting
+from eagle.tensors import PIECE_BYTES
 from synthgen.corpus.records import Record
 from synthgen.corpus.verifier_config import VerifierShape
 from synthgen.errors import ArtifactError
 
 MISSING = "missing"
+NORM = "norm.weight"
 SHOWN = 3
 """Tokens of a map that a line shows."""
+MAP_DTYPES = ("BOOL", "U8", "I8", "I16", "I32", "I64")
+"""Those of which a map can be read, whichever it should be."""
 
 
 class Mismatch(Record, frozen=True, kw_only=True):
@@ -55,11 +59,30 @@ def mismatches(view: DraftView, standard: Standard) -> list[Mismatch]:
 def notes(view: DraftView, standard: Standard) -> list[str]:
     """What may differ from the standard and does."""
     stated = stated_in(view.config)
-    return [
+    counted = (
+        f"`{LAYER_IDS}` is {_json(layer_ids_in(view.config))}, in {standard.name} it is "
+        f"{_json(standard.layer_ids)}: the same layers, if one of them counts as SGLang does"
+    )
+    first = [counted] if _counted_otherwise(view, standard) else []
+    return first + [
         f"`{key}` is {_json(stated.get(key))}, {standard.name} have {_json(value)}"
         for key, value in standard.may_differ.items()
         if stated.get(key) not in (None, value)
     ]
+
+
+def weight_lines(view: DraftView) -> Iterator[Mismatch]:
+    """Weights that no draft has: NaN, infinity, a head of zeros. Reads every one, a piece at a time."""
+    for name, stored in view.tensors.items():
+        if stored.dtype not in FLOATS or 0 in stored.shape:
+            continue
+        pieces = torch.split(view.read(name).flatten(), PIECE_BYTES // 4)
+        ends = torch.stack([end for piece in pieces for end in piece.aminmax()])
+        why = "it was never loaded, or training went wrong"
+        if not ends.isfinite().all():
+            yield Mismatch(what=f"tensor `{name}`", found="NaN or infinity", expected="finite", why=why)
+        elif name == HEAD and not ends.any():  # others may begin so
+            yield Mismatch(what=f"tensor `{name}`", found="all zero", expected="weights", why=why)
 
 
 def check_draft(directory: Path, shape: VerifierShape) -> None:
@@ -81,12 +104,21 @@ def check_draft(directory: Path, shape: VerifierShape) -> None:
 
 
 def _tensors_for(view: DraftView, standard: Standard) -> dict[str, Stored]:
-    """The standard's tensors, with the norms that the draft may have and says it has."""
+    """The standard's tensors, with the norms that the draft may have and says it has, and its embedding."""
     wanted = dict(standard.tensors)
     if "fc_norm" in standard.may_differ and view.config.get("fc_norm"):
-        norm = wanted["norm.weight"]
+        norm = wanted[NORM]
         wanted |= {f"fc_norm.{at}.weight": norm for at in range(len(layer_ids_in(view.config) or (0, 1, 2)))}
-    return wanted
+    return _embedding_for(view, wanted) | wanted
+
+
+def _embedding_for(view: DraftView, wanted: dict[str, Stored]) -> dict[str, Stored]:
+    """An embedding of its own has a row for each of the verifier's tokens: as t2d has, or else the head."""
+    have, tokens, norm = view.tensors.get(EMBEDDING), wanted.get("t2d", wanted.get(HEAD)), wanted.get(NORM)
+    if have is None or tokens is None or norm is None:
+        return {}
+    dtype = have.dtype if have.dtype in FLOATS else norm.dtype
+    return {EMBEDDING: Stored(shape=(*tokens.shape[:1], *norm.shape), dtype=dtype)}
 
 
 def _config_for(view: DraftView, standard: Standard) -> dict[str, Any]:
@@ -142,20 +174,32 @@ def _ids_lines(view: DraftView, shape: VerifierShape) -> Iterator[Mismatch]:
 
 
 def _layer_lines(view: DraftView, standard: Standard) -> Iterator[Mismatch]:
-    """Ids that are none, contradict one another, or are one too low or too high."""
+    """Ids that are none, contradict one another, are one too low or too high, or can't be three layers'."""
     yield from _two_places(view.config)
-    ids, wanted = layer_ids_in(view.config), standard.layer_ids
-    if wanted is None or not view.config:
-        return
-    if view.counting is not None and standard.counting not in (None, view.counting):
+    ids, wanted = layer_ids_in(view.config) or [], standard.layer_ids
+    if wanted and view.counting is not None and standard.counting not in (None, view.counting):
         wanted = [one + (1 if standard.counting is Counting.SGLANG else -1) for one in wanted]
-    if ids != wanted:
-        yield Mismatch(
-            what=f"config.json: `{LAYER_IDS}`",
-            found=_json(ids) if ids else MISSING,
-            expected=_json(wanted),
-            why=_shifted(ids or [], wanted),
-        )
+    what, found = f"config.json: `{LAYER_IDS}`", _json(ids) if ids else MISSING
+    as_wanted = wanted in (None, ids) or _counted_otherwise(view, standard)
+    if view.config and not as_wanted:
+        yield Mismatch(what=what, found=found, expected=_json(wanted), why=_shifted(ids, wanted or []))
+    elif ids and not _are_layers(ids, view.counting):
+        yield Mismatch(what=what, found=found, expected="three rising ids above 0, as vLLM counts them")
+
+
+def _are_layers(ids: list[int], counting: Counting | None) -> bool:
+    """Whether there may be three layers of these ids; SGLang's begin with 0."""
+    least = 1 if counting is Counting.VLLM else 0
+    return len(ids) == 3 and least <= ids[0] < ids[1] < ids[2]
+
+
+def _counted_otherwise(view: DraftView, standard: Standard) -> bool:
+    """Whether ids that are one off may be the same layers: it isn't sure whose count the standard's are."""
+    ids, theirs = layer_ids_in(view.config), standard.layer_ids
+    if not ids or theirs is None or standard.counting is not None:
+        return False
+    lower, higher = [one + 1 for one in ids] == theirs, [one - 1 for one in ids] == theirs
+    return (lower and view.counting is not Counting.VLLM) or (higher and view.counting is not Counting.SGLANG)
 
 
 def _shifted(found: list[int], wanted: list[int]) -> str:
@@ -181,12 +225,14 @@ def _two_places(content: dict[str, Any]) -> Iterator[Mismatch]:
 
 def vocabulary_lines(view: DraftView) -> Iterator[Mismatch]:
     """Whether t2d and d2t say the same, and as offsets; their shapes and dtypes are the tensors' lines."""
-    head = view.tensors.get(HEAD)
-    if head is None or any(name not in view.tensors for name in VOCABULARY):
+    found = {name: view.tensors[name] for name in AXES if name in view.tensors}
+    if len(found) < len(AXES) or any(len(one.shape) != AXES[name] for name, one in found.items()):
+        return
+    if any(found[name].dtype not in MAP_DTYPES for name in VOCABULARY):
         return
     d2t_K, t2d_V = (view.read(name) for name in VOCABULARY)
     marked_K = t2d_V.nonzero().flatten()
-    rows = head.shape[0]
+    rows = found[HEAD].shape[0]
     if len(marked_K) != rows:
         yield Mismatch(
             what="tensor `t2d`",

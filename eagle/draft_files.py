@@ -22,7 +22,9 @@ import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 
+from eagle.draft_keys import require_readable
 from eagle.taps import Counting
+from eagle.verifier_tensors import read_index
 from synthgen.corpus.files import sha256_of
 from synthgen.corpus.manifest import Manifest, read_manifest
 from synthgen.errors import ArtifactError
@@ -32,6 +34,8 @@ WEIGHTS = ("model.safetensors", "weights.safetensors")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 HEAD = "lm_head.weight"
 EMBEDDING = "embed_tokens.weight"
+AXES = {HEAD: 2, "d2t": 1, "t2d": 1}
+"""How many the head and its map have."""
 PREFIXES = ("module.", "draft_model.", "model.")
 FIRST_LAYER, OUR_LAYER = "layers.0.", "midlayer."
 NOT_THE_DRAFTS = ("verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq")
@@ -114,6 +118,9 @@ def known_tokens(draft: DraftFiles, vocab_size: int) -> torch.Tensor:
     """
     if HEAD not in draft.places:
         raise ArtifactError(f"{draft.path}: has no tensor `{HEAD}`: is it a draft?")
+    for name, axes in AXES.items():
+        if name in draft.places and len(shape := draft.places[name].shape) != axes:
+            raise ArtifactError(f"{draft.path}: tensor `{name}` is {shape}, expected one with {axes} axes")
     rows = draft.places[HEAD].shape[0]
     d2t_K = draft.tensor("d2t").long() if "d2t" in draft.places else None
     t2d_V = draft.tensor("t2d").bool() if "t2d" in draft.places else None
@@ -188,8 +195,7 @@ def _weight_files(path: Path) -> tuple[Path, ...]:
             f"the hub has to be downloaded first"
         )
     if (path / INDEX).exists():
-        names = _json(path / INDEX).get("weight_map", {}).values()
-        return tuple(path / Path(name).name for name in sorted(set(names)))
+        return tuple(path / name for name in sorted(set(read_index(path / INDEX).values())))
     weights = [path / name for name in WEIGHTS if (path / name).exists()]
     if not weights:
         for file in sorted(path.iterdir()):
@@ -236,7 +242,7 @@ def _config(directory: Path) -> tuple[dict[str, Any], Counting | None]:
     path = directory / "config.json"
     if not path.exists():
         return {}, None
-    config, counting = flattened(_json(path))
+    config, counting = flattened(_json(path), str(path))
     return config, exported_counting(directory) or counting
 
 
@@ -248,12 +254,15 @@ def exported_counting(directory: Path) -> Counting | None:
     return Counting.SGLANG if exported.settings.get("target") == Counting.SGLANG else Counting.VLLM
 
 
-def flattened(outer: dict[str, Any]) -> tuple[dict[str, Any], Counting | None]:
+def flattened(outer: dict[str, Any], place: str) -> tuple[dict[str, Any], Counting | None]:
     """A draft's config.json with the layer's keys beside the others, and whose count its layer ids surely
-    are: speculators' are vLLM's."""
-    if OF_THE_LAYER in outer:
-        return outer[OF_THE_LAYER] | outer, Counting.VLLM
-    return outer, None
+    are: speculators' are vLLM's. Raises ArtifactError naming `place` and a key that can't be read."""
+    require_readable(outer, place)
+    if not outer.get(OF_THE_LAYER):
+        return outer, None
+    flat = outer[OF_THE_LAYER] | outer
+    require_readable(flat, place)
+    return flat, Counting.VLLM
 
 
 def layer_ids_in(config: dict[str, Any]) -> list[int] | None:

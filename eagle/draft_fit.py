@@ -19,7 +19,15 @@ from synthgen.errors import ArtifactError
 
 FLOATS = ("F32", "BF16", "F16")
 VOCABULARY = ("d2t", "t2d")
-LLAMA = {"num_attention_heads": 32, "rms_norm_eps": 1e-6, "rope_theta": 10000.0}
+LLAMA: dict[str, Any] = {
+    "num_attention_heads": 32,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "tie_word_embeddings": False,
+}
 """transformers' defaults for a Llama config, which leaves them out when it is saved."""
 COMPARED = (
     "intermediate_size",
@@ -76,7 +84,7 @@ def fit_of(previous: DraftFiles, config: DraftConfig, taps: TapPoints, shape: Ve
 
 def _tensor_problems(previous: DraftFiles, config: DraftConfig, shape: VerifierShape) -> list[str]:
     found = {name: place for name, place in previous.places.items() if name not in (*VOCABULARY, EMBEDDING)}
-    rows = found[HEAD].shape[0] if HEAD in found else 1
+    rows = found[HEAD].shape[0] if HEAD in found and found[HEAD].shape else 1
     with torch.device("meta"):
         draft = Draft(config, shape.hidden_size, rows)
     expected = {name: list(weight.shape) for name, weight in draft.named_parameters()}
@@ -131,7 +139,7 @@ def stated_in(content: dict[str, Any]) -> dict[str, Any]:
     heads = content.get("num_attention_heads") or LLAMA["num_attention_heads"]
     left_out = {
         "num_key_value_heads": heads,
-        "head_dim": content.get("hidden_size", 0) // int(heads) or None,
+        "head_dim": (content.get("hidden_size") or 0) // heads or None,
         "norm_before_residual": False,
         "fc_norm": False,
         "norm_output": False,
@@ -191,7 +199,7 @@ def _compare_scaling(content: dict[str, Any], config: DraftConfig, fit: Fit) -> 
 def _rope(content: dict[str, Any]) -> dict[str, Any]:
     """The rotary parameters, under the old key or the new; of full attention where layer types differ."""
     stated: dict[str, Any] = content.get("rope_scaling") or content.get("rope_parameters") or {}
-    inner: dict[str, Any] = stated.get("full_attention", stated)
+    inner: dict[str, Any] = stated.get("full_attention") or stated
     return inner
 
 

@@ -40,6 +40,8 @@ class DraftView:
     """Whose count its layer ids surely are."""
     read: Callable[[str], torch.Tensor]
     """One tensor by our name."""
+    here: bool
+    """Whether its files are on this disk; of a hub's only headers are to be read, and maps."""
 
 
 def view_of(source: str, key: str) -> DraftView:
@@ -47,6 +49,8 @@ def view_of(source: str, key: str) -> DraftView:
 
     Raises ArtifactError for what can't be read, ConfigError for what is neither, ServerError without the hub.
     """
+    if not source:
+        raise ConfigError(f"{key} is empty: name a directory, a .safetensors file or a hub id")
     if Path(source).exists():
         return local_view(source)
     name, _, revision = source.partition("@")
@@ -65,7 +69,12 @@ def local_view(source: str) -> DraftView:
         name: Stored(shape=tuple(place.shape), dtype=place.dtype) for name, place in draft.places.items()
     }
     return DraftView(
-        source=source, tensors=tensors, config=draft.config, counting=draft.counting, read=draft.tensor
+        source=source,
+        tensors=tensors,
+        config=draft.config,
+        counting=draft.counting,
+        read=draft.tensor,
+        here=True,
     )
 
 
@@ -89,6 +98,7 @@ def hub_view(model: HubModel) -> DraftView:
         config=config,
         counting=counting,
         read=lambda name: _tensor(files, places[name]),
+        here=False,
     )
 
 
@@ -97,9 +107,10 @@ def _config(model: HubModel) -> tuple[dict[str, Any], Counting | None]:
     if path is None:
         return {}, None
     try:
-        config, counting = flattened(msgspec.json.decode(path.read_bytes(), type=dict[str, Any]))
+        stated = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except msgspec.MsgspecError as error:
         raise ArtifactError(f"{model}/{CONFIG_FILE}: can't be read as JSON: {error}") from error
+    config, counting = flattened(stated, f"{model}/{CONFIG_FILE}")
     made = fetched(model, FILE_NAME)
     return config, (exported_counting(made.parent) if made else None) or counting
 

@@ -20,14 +20,23 @@ from eagle.card import write_card
 from eagle.checkpoint import checkpoint_path, checkpoints, load_progress, stored_weights
 from eagle.draft import Draft
 from eagle.draft_check import check_draft
-from eagle.draft_config import CONFIG, DEFAULT, Form, Make, config_content, make_of, require_serveable
+from eagle.draft_config import (
+    CONFIG,
+    DEFAULT,
+    Form,
+    Make,
+    Target,
+    config_content,
+    make_of,
+    require_serveable,
+)
 from eagle.init_from import first_draft, init_inputs
 from eagle.tensors import Pieces, save_in_pieces
 from eagle.train import train_settings
 from eagle.verifier import weights_of
 from eagle.vocab import VocabMap, load_vocab
 from synthgen.corpus.config import RunConfig
-from synthgen.corpus.console import console
+from synthgen.corpus.console import console, shown
 from synthgen.corpus.files import directory_written_aside
 from synthgen.corpus.manifest import (
     Manifest,
@@ -39,6 +48,7 @@ from synthgen.corpus.manifest import (
     require_manifest,
     write_manifest,
 )
+from synthgen.corpus.verifier_files import local_directory
 from synthgen.errors import ArtifactError
 
 WEIGHTS = "model.safetensors"
@@ -63,6 +73,7 @@ def export(config: RunConfig, *, untrained: bool = False, form: Form = DEFAULT) 
     """
     started = time.monotonic()
     require_serveable(form, config.draft)
+    _note_path(config, form)
     made = require_manifest(config.vocab_path, "eagle vocab CONFIG")
     vocab = load_vocab(config.vocab_path)
     inputs = {"vocab": digest_of(made)}
@@ -89,6 +100,17 @@ def export(config: RunConfig, *, untrained: bool = False, form: Form = DEFAULT) 
         write_card(config, aside, manifest, form)
     check_draft(out, make.shape)
     return manifest
+
+
+def _note_path(config: RunConfig, form: Form) -> None:
+    """Say that speculators' config names a verifier by a path here, which leads nowhere on other machines."""
+    if form.target is Target.SPECULATORS and local_directory(config.verifier) is not None:
+        console.print(
+            f"export: config.json names the verifier by its path, {shown(config.verifier.model)}: to serve "
+            f"the draft elsewhere set speculators_config.verifier.name_or_path there, or name a hub id in "
+            f"verifier.model",
+            soft_wrap=True,
+        )
 
 
 def _untrained(config: RunConfig, vocab: VocabMap, inputs: dict[str, str]) -> _Chosen:

@@ -82,8 +82,8 @@ class HubFiles:
                 if answer.status_code != PARTIAL_CONTENT:
                     raise ServerError(
                         f"{self.place(file)}: asked for bytes {start} to {end} the hub sends the whole file: "
-                        f"a proxy or mirror drops the Range header: download the checkpoint and name its "
-                        f"directory in verifier.model"
+                        f"a proxy or mirror drops the Range header: download it and set "
+                        f"{self.model.key} to its directory"
                     )
                 try:  # within the block: what the hub's client catches itself it can't repeat here
                     return bytes(answer.read())

@@ -121,7 +121,7 @@ def wrong_in(report: LoadReport) -> list[Mismatch]:
                 Mismatch(
                     what=f"served with vLLM: accepted at position {position}",
                     found=f"{rate:.1%}",
-                    expected=f"{least:.1%} to {most:.1%}, within {RATE_WITHIN:.0%}",
+                    expected=f"{least:.1%} to {most:.1%}, within {100 * RATE_WITHIN:.0f} points",
                 )
             )
     return found

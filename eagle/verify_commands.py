@@ -7,13 +7,12 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.markup import escape
 
 from eagle.load_gate import LoadReport
 from eagle.verify_draft import DraftReport, verify_draft
 from eagle.verify_states import Checks, StatesReport, verify_states
 from synthgen.corpus.config import RunConfig
-from synthgen.corpus.console import exits, tables
+from synthgen.corpus.console import exits, shown, tables
 from synthgen.corpus.manifest import require_manifest
 from synthgen.corpus.settings import load_config
 from synthgen.errors import ConfigError
@@ -60,13 +59,13 @@ def _print_states(report: StatesReport) -> None:
     if report.probe is not None:
         probe = report.probe
         out.print(
-            f"most likely next token: {probe.agreement:.2%} of {probe.tokens:,} as the {probe.against} "
-            f"({probe.samples} samples)"
+            f"most likely next token: {probe.agreement:.2%} of {probe.tokens:,} "
+            f"as the {shown(probe.against)} ({probe.samples} samples)"
         )
     for tap in report.taps:
-        out.print(f"{tap.tap}: median error {tap.median:.2%}, worst token {tap.worst:.2%}")
+        out.print(f"{shown(tap.tap)}: median error {tap.median:.2%}, worst token {tap.worst:.2%}")
     for problem in report.problems:
-        out.print(f"[red]wrong:[/] {escape(problem)}", soft_wrap=True)
+        out.print(f"[red]wrong:[/] {shown(problem)}", soft_wrap=True)
     if not report.problems:
         out.print("nothing wrong" if report.probe else "nothing wrong; --live compares with a server, too")
 
@@ -131,13 +130,13 @@ def _named(draft: str | None, config: RunConfig | None) -> str:
 
 def _print_draft(report: DraftReport) -> None:
     out = tables()
-    out.print(f"{report.tensors} tensors, held against {' and '.join(report.against)}", soft_wrap=True)
+    out.print(f"{report.tensors} tensors, held against {shown(' and '.join(report.against))}", soft_wrap=True)
     if report.served is not None:
         _print_served(report.served)
     for note in report.notes:
-        out.print(escape(f"note: {note}"), soft_wrap=True)
+        out.print(f"note: {shown(note)}", soft_wrap=True)
     for one in report.mismatches:
-        out.print(f"[red]wrong:[/] {escape(one.line)}", soft_wrap=True)
+        out.print(f"[red]wrong:[/] {shown(one.line)}", soft_wrap=True)
     if not report.mismatches:
         out.print("nothing wrong")
 

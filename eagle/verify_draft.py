@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from eagle.draft_check import Mismatch, mismatches, notes
+from eagle.draft_check import Mismatch, mismatches, notes, weight_lines
 from eagle.draft_config import make_of
 from eagle.draft_standard import (
     Standard,
@@ -51,6 +51,10 @@ def verify_draft(
     said = [note for standard in standards for note in notes(view, standard)]
     if like is None and config is None:
         said.append("nothing says which layers' states it needs: --like or --config would")
+    if not view.here:
+        said.append("its weights weren't read: of a hub's draft only headers and maps are")
+    elif not found:
+        found.extend(weight_lines(view))
     served = None
     if serve and config is not None and not found:
         served, wrong = load_gate(config, source)

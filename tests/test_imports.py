@@ -175,6 +175,7 @@ ORDER = [
     "eagle.extract",
     "eagle.reference",
     "eagle.verify_states",
+    "eagle.draft_keys",
     "eagle.draft_files",
     "eagle.vocab",
     "eagle.rotary",

@@ -31,6 +31,11 @@ def printable(text: str) -> str:
     return text.replace("\r\n", "\n").translate(_CONTROLS)
 
 
+def shown(text: str) -> str:
+    """`text` for a console that reads markup: printable, and itself none."""
+    return escape(printable(text))
+
+
 class _Stderr:
     """stderr, which may vanish with its terminal, pipe or disk: then nothing more is shown."""
 
@@ -137,7 +142,7 @@ def exits(*, resumes: bool = True) -> Iterator[None]:
     try:
         yield
     except SynthgenError as error:
-        console.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+        console.print(f"[bold red]error:[/] {shown(str(error))}", soft_wrap=True)
         raise SystemExit(error.exit_code) from None
     except KeyboardInterrupt:
         kept = "; what was finished is kept: run the same command again to go on"
@@ -148,7 +153,7 @@ def exits(*, resumes: bool = True) -> Iterator[None]:
             raise
         where = error.filename or "the run directory"
         console.print(
-            f"[bold red]error:[/] {escape(str(where))}: {error.strerror}. What was finished is kept: mend "
+            f"[bold red]error:[/] {shown(str(where))}: {error.strerror}. What was finished is kept: mend "
             f"it, then run the same command again to go on",
             soft_wrap=True,
         )

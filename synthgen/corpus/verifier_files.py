@@ -159,7 +159,7 @@ def refused(model: HubModel, name: str, error: Exception) -> SynthgenError:
     cause = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) else None
     return ServerError(
         f"{what} its {name} can't be had: {in_one_line(cause or error)}: see to the network (HF_ENDPOINT, "
-        f"proxies) and run the same command again, or name a directory with a checkpoint"
+        f"proxies) and run the same command again, or set {model.key} to a directory here"
     )
 
 

@@ -74,6 +74,16 @@ def test_an_error_of_the_tree_is_a_message_and_exit_code_2(capsys: pytest.Captur
     assert capsys.readouterr().err == "error: a.yaml: no [key]\n"
 
 
+def test_an_error_does_nothing_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """Names come from files of others: a control character in one is a picture of itself."""
+    with pytest.raises(SystemExit), exits():
+        raise ConfigError("a\x1b[2J.yaml")
+    with pytest.raises(SystemExit), exits():
+        raise FileNotFoundError(2, "No such file", "b\x1b[2J.yaml")
+    told = capsys.readouterr().err
+    assert told.startswith("error: a␛[2J.yaml\nerror: b␛[2J.yaml: No such file. ")
+
+
 def test_anything_else_keeps_its_traceback() -> None:
     """A bug of ours is not dressed up."""
     with pytest.raises(ZeroDivisionError), exits():

@@ -150,6 +150,21 @@ def test_each_target_is_told_how_it_is_served(run: RunConfig) -> None:
     assert "library_name: speculators\n" in text_of(run, speculators)
 
 
+def test_a_verifier_that_is_named_by_a_path_is_told(
+    run: RunConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """speculators' config names it: on another machine that leads nowhere. No other target's does."""
+    speculators = Form.of(Target.SPECULATORS, None)
+    export(run, form=speculators)
+    said = "set `speculators_config.verifier.name_or_path` to the hub id."
+    assert said in text_of(run, speculators)
+    told = f"config.json names the verifier by its path, {run.verifier.model}: to serve the draft elsewhere"
+    assert told in capsys.readouterr().err
+    export(run)
+    assert said not in text_of(run, Form())
+    assert "by its path" not in capsys.readouterr().err
+
+
 def test_figures_that_are_damaged_are_named(run: RunConfig) -> None:
     """The file, and what is wrong in it."""
     export(run)

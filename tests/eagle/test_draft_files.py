@@ -159,3 +159,12 @@ def test_maps_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     short = {k: v for k, v in tensors.items() if k != "d2t"} | {"t2d": torch.arange(24) < 2}
     with pytest.raises(ArtifactError, match="the head has 20 rows, its vocabulary 2 tokens"):
         known(tmp_path / "e", short)
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", "d2t", "t2d"])
+def test_a_vocabulary_without_axes_is_refused(tmp_path: Path, name: str) -> None:
+    """By the tensor and its shape."""
+    tensors = weights(MIDLAYER) | {name: torch.tensor(1)}
+    draft = read_draft(str(write_draft(tmp_path / "d", tensors, AQ_MEDAI_CONFIG)))
+    with pytest.raises(ArtifactError, match=rf"tensor `{name}` is \[\], expected one with [12] axes"):
+        known_tokens(draft, 24)

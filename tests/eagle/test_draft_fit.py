@@ -131,6 +131,13 @@ def test_missing_unknown_and_quantised_tensors_are_named(tmp_path: Path) -> None
     ]
 
 
+def test_a_head_without_axes_is_a_line(tmp_path: Path) -> None:
+    """As any other shape is."""
+    tensors = weights(MIDLAYER) | {"lm_head.weight": torch.tensor(1.0)}
+    (line,) = fit(tmp_path, tensors, AQ_MEDAI_CONFIG).problems
+    assert line.startswith("tensor `lm_head.weight` is [], expected [1, 32]")
+
+
 def test_another_verifiers_draft_is_told(tmp_path: Path) -> None:
     """By the sizes that its config states."""
     content = AQ_MEDAI_CONFIG | {"vocab_size": 30}

@@ -40,8 +40,8 @@ def test_each_figure_that_is_off_is_a_line() -> None:
     assert [one.line for one in found] == [
         "served with vLLM: acceptance length is 2.100; expected 2.642, within 3%: the server proposes "
         "other tokens than the trainer's draft on the verifier's states",
-        "served with vLLM: accepted at position 1 is 60.0%; expected 75.9% to 76.6%, within 5%",
-        "served with vLLM: accepted at position 2 is 30.0%; expected 53.6% to 56.9%, within 5%",
+        "served with vLLM: accepted at position 1 is 60.0%; expected 75.9% to 76.6%, within 5 points",
+        "served with vLLM: accepted at position 2 is 30.0%; expected 53.6% to 56.9%, within 5 points",
     ]
     assert wrong_in(msgspec.structs.replace(FOUND, length=2.9))[0].found == "2.900"
 

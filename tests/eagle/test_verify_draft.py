@@ -26,7 +26,8 @@ from eagle.verify_draft import verify_draft
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.settings import load_config, save_config
 from synthgen.corpus.verifier_config import VerifierShape
-from synthgen.errors import ConfigError
+from synthgen.corpus.verifier_files import HubModel, refused
+from synthgen.errors import ArtifactError, ConfigError
 from tests.eagle.drafts import (
     AQ_MEDAI_CONFIG,
     EAGLE_3,
@@ -208,6 +209,133 @@ def test_ids_that_contradict_each_other_are_one_line(draft: Path) -> None:
     ]
 
 
+def test_ids_that_are_no_layers_are_one_line(draft: Path) -> None:
+    """Also where nothing says which they should be, and where another draft has them, too."""
+    ids = {"eagle_aux_hidden_state_layer_ids": [99, -1]}
+    changed_config(draft, **ids, eagle_config=ids)
+    for like in (None, draft):
+        assert lines(draft, like=like) == [
+            "config.json: `eagle_aux_hidden_state_layer_ids` is [99, -1]; expected three rising ids above 0, "
+            "as vLLM counts them"
+        ]
+
+
+def test_a_standard_that_may_count_as_sglang_does_is_a_note(draft: Path, tmp_path: Path) -> None:
+    """A flat config of others doesn't say whose count its ids are: ours aren't wrong by it."""
+    other = shutil.copytree(draft, tmp_path / "other")
+    (other / "manifest.json").unlink()
+    for ids, found in (([1, 3, 4], []), ([0, 2, 3], [None]), ([3, 5, 6], [None])):
+        keys = {"eagle_aux_hidden_state_layer_ids": ids}
+        changed_config(other, **keys, eagle_config=keys)
+        assert len(lines(draft, like=other)) == len(found)
+    keys = {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}
+    changed_config(other, **keys, eagle_config=keys)
+    assert verify_draft(str(draft), like=str(other)).notes == (
+        f"`eagle_aux_hidden_state_layer_ids` is [2, 4, 5], in {other} it is [1, 3, 4]: the same layers, if "
+        f"one of them counts as SGLang does",
+    )
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"num_attention_heads": "many"}, r"config\.json: .*got `str` - at `\$\.num_attention_heads`"),
+        ({"num_attention_heads": [4]}, r"at `\$\.num_attention_heads`"),
+        ({"hidden_size": "big"}, r"at `\$\.hidden_size`"),
+        ({"hidden_size": -32}, r"at `\$\.hidden_size`"),
+        ({"intermediate_size": 1 << 62}, r"at `\$\.intermediate_size`"),
+        ({"vocab_size": "24"}, r"at `\$\.vocab_size`"),
+        ({"draft_vocab_size": [20]}, r"at `\$\.draft_vocab_size`"),
+        ({"rope_scaling": "yarn"}, r"at `\$\.rope_scaling`"),
+        ({"rope_parameters": [1]}, r"at `\$\.rope_parameters`"),
+        ({"rope_parameters": None, "rope_theta": "x"}, r"at `\$\.rope_theta`"),
+        ({"rope_parameters": {"rope_theta": "x"}}, r"at `\$\.rope_parameters\.rope_theta`"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 0}}, r"at `\$\.rope_scaling\.factor`"),
+        ({"eagle_config": "x"}, r"at `\$\.eagle_config`"),
+        ({"eagle_aux_hidden_state_layer_ids": 3}, r"at `\$\.eagle_aux_hidden_state_layer_ids`"),
+        ({"transformer_layer_config": "x"}, r"at `\$\.transformer_layer_config`"),
+        ({"transformer_layer_config": {"layer_types": 3}}, r"at `\$\.layer_types`"),
+    ],
+)
+def test_a_config_that_can_not_be_read_is_refused(draft: Path, keys: dict[str, Any], told: str) -> None:
+    """With its file and the key, whatever it is held against."""
+    changed_config(draft, **keys)
+    for like in (None, "kimi-k2.5", str(draft)):
+        with pytest.raises(ArtifactError, match=told):
+            verify_draft(str(draft), like=like)
+
+
+def test_a_config_without_a_size_is_no_drafts(draft: Path) -> None:
+    """Held against another it lacks a key; alone nothing can be told of it."""
+    changed_config(draft, hidden_size=None, head_dim=None)
+    with pytest.raises(ArtifactError, match=r"config\.json has no 'hidden_size': is it a draft's\?"):
+        verify_draft(str(draft))
+    assert "config.json: `hidden_size` is null; expected 7168" in lines(draft, like="kimi-k2.5")
+
+
+@pytest.mark.parametrize("weight_map", [[], {"a": 3}, "x"])
+def test_an_index_that_can_not_be_read_is_refused(draft: Path, weight_map: Any) -> None:
+    """With its file."""
+    (draft / "model.safetensors.index.json").write_bytes(msgspec.json.encode({"weight_map": weight_map}))
+    with pytest.raises(ArtifactError, match=r"index\.json: not an index with a weight_map"):
+        verify_draft(str(draft))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [("d2t", "[20]"), ("t2d", "[24]"), ("lm_head.weight", "[20, 32]")]
+)
+def test_a_map_without_axes_is_one_line(draft: Path, name: str, shape: str) -> None:
+    """Its shape; what it says isn't read."""
+    dtype = load_file(draft / "model.safetensors")[name].dtype
+    changed_tensors(draft, {name: torch.ones((), dtype=dtype)})
+    assert lines(draft) == [f"tensor `{name}` is []; expected {shape}"]
+
+
+def test_a_map_of_fractions_is_one_line(draft: Path) -> None:
+    """It marks nothing that could be compared."""
+    changed_tensors(draft, {"t2d": torch.ones(24).to(torch.float8_e4m3fn)})
+    assert lines(draft) == ["tensor `t2d` is F8_E4M3; expected BOOL"]
+
+
+def test_weights_that_no_draft_has_are_one_line(run: RunConfig, draft: Path) -> None:
+    """NaN in one of them, infinity, a head of zeros."""
+    tensors = load_file(draft / "model.safetensors")
+    broken = tensors["fc.weight"].clone()
+    broken[31, 95] = torch.nan
+    changed_tensors(draft, {"fc.weight": broken})
+    why = ": it was never loaded, or training went wrong"
+    for found in (lines(draft), lines(draft, config=run), lines(draft, like=run.untrained_path)):
+        assert found == ["tensor `fc.weight` is NaN or infinity; expected finite" + why]
+    broken[31, 95] = torch.inf
+    head = torch.zeros(20, 32).bfloat16()
+    changed_tensors(draft, {"fc.weight": broken, "lm_head.weight": head})
+    assert lines(draft) == [
+        "tensor `fc.weight` is NaN or infinity; expected finite" + why,
+        "tensor `lm_head.weight` is all zero; expected weights" + why,
+    ]
+
+
+def test_an_embedding_of_another_verifier_is_one_line_each(run: RunConfig, draft: Path) -> None:
+    """It may be left out; when it is there it has a row for each of the verifier's tokens."""
+    changed_tensors(draft, {"embed_tokens.weight": torch.ones(3, dtype=torch.int8)})
+    for found in (lines(draft), lines(draft, config=run), lines(draft, like=run.untrained_path)):
+        assert found == [
+            "tensor `embed_tokens.weight` is [3]; expected [24, 32]",
+            "tensor `embed_tokens.weight` is I8; expected BF16",
+        ]
+
+
+def test_what_a_draft_is_called_does_nothing_to_the_terminal(draft: Path) -> None:
+    """No markup is read in a name, and no control character reaches the terminal."""
+    other = shutil.copytree(draft, draft.parent / "y[" / "red]")
+    changed_tensors(draft, {"\x1b[2J": torch.ones(1)})
+    done = CliRunner().invoke(verify, ["draft", str(draft), "--like", str(other)])
+    assert done.exit_code == 1, done.exception
+    first, second = done.stdout.splitlines()
+    assert first == f"19 tensors, held against {other}"
+    assert second == "wrong: tensor `␛[2J` is F32 [1]; expected no such tensor"
+
+
 def test_another_config_is_a_line_a_key(run: RunConfig, draft: Path) -> None:
     """Norms, rotary base and scaling, against the run and against another draft."""
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
@@ -269,7 +397,7 @@ def write_kimi(path: Path, config: RunConfig, *, shorten: str = "") -> Path:
     d2t_K = known_V.nonzero().flatten() - torch.arange(32_000)
     with (path / "model.safetensors").open("wb") as out:
         out.write(len(text).to_bytes(8, "little") + text)
-        for name, tensor in (("d2t", d2t_K), ("t2d", known_V)):
+        for name, tensor in (("d2t", d2t_K), ("t2d", known_V), ("lm_head.weight", torch.ones(1))):
             out.seek(8 + len(text) + header[name]["data_offsets"][0])
             out.write(tensor.view(torch.uint8).numpy().data)
         out.truncate(8 + len(text) + at)
@@ -282,6 +410,16 @@ def kimi_config(*settings: str) -> RunConfig:
 
 
 PUBLISHED_NORMS = ("draft.norm_before_residual=false", "draft.fc_norm=false", "draft.norm_output=false")
+
+
+def test_a_config_without_llamas_defaults_is_like_the_published_ones(tmp_path: Path) -> None:
+    """transformers leaves them out when it saves a config."""
+    path = write_kimi(tmp_path / "draft", kimi_config(*PUBLISHED_NORMS))
+    content = msgspec.json.decode((path / "config.json").read_bytes())
+    for key in ("hidden_act", "attention_bias", "mlp_bias", "tie_word_embeddings"):
+        del content[key]
+    (path / "config.json").write_bytes(msgspec.json.encode(content))
+    assert lines(path, like="kimi-k2.5") == []
 
 
 def test_a_full_size_kimi_draft_is_like_the_published_ones(tmp_path: Path) -> None:
@@ -350,6 +488,19 @@ def test_an_export_on_the_hub_says_whose_count_its_ids_are(tmp_path: Path) -> No
     with model_hub(form.place(config.untrained_path)) as hub:
         done = command(tmp_path, hub, "org/model", "--like", str(config.untrained_path))
     assert (done.returncode, done.stderr) == (0, "")
+    assert "note: its weights weren't read: of a hub's draft only headers and maps are\n" in done.stdout
+
+
+def test_a_hub_that_fails_is_told_of_the_argument(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It wasn't `verifier.model` that named it, and what is wanted is a draft."""
+    (tmp_path / "model.safetensors").write_bytes(b"0" * 64)
+    with model_hub(tmp_path) as hub:
+        hub.ranges = False
+        done = command(tmp_path, hub, "org/model")
+    assert "drops the Range header: download it and set DRAFT to its directory" in done.stderr
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    error = refused(HubModel("org/model", None, "--like"), "config.json", OSError("no answer"))
+    assert str(error).endswith("run the same command again, or set --like to a directory here")
 
 
 def header_bytes(hub: ModelHub) -> set[tuple[int, int]]:
@@ -417,6 +568,10 @@ def test_arguments_that_do_not_go_together_are_refused(draft: Path) -> None:
         verify_draft(str(draft), like="kimi")
     with pytest.raises(ConfigError, match=r"DRAFT nothing: no directory or file here .*, and no hub id"):
         verify_draft("nothing")
+    with pytest.raises(ConfigError, match=r"DRAFT is empty: name a directory"):
+        verify_draft("")
+    with pytest.raises(ConfigError, match=r"--like is empty: name a directory"):
+        verify_draft(str(draft), like="")
 
 
 def test_a_draft_with_an_embedding_of_its_own_is_no_other_draft(tmp_path: Path) -> None:
