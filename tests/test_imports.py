@@ -135,6 +135,7 @@ ORDER = [
     "synthgen.report.acceptance",
     "synthgen.report.figures",
     "synthgen.report.sections",
+    "synthgen.report.spent",
     "synthgen.report.stage",
     "synthgen.run",
     "synthgen.doctor",

@@ -10,6 +10,7 @@ from synthgen.report import sections
 from synthgen.report.acceptance import acceptance
 from synthgen.report.figures import RunFigures
 from synthgen.report.page import page
+from synthgen.report.spent import spent
 from synthgen.report.training import training
 
 FILE_NAME = "report.html"
@@ -33,7 +34,7 @@ def report_html(config: RunConfig, figures: RunFigures) -> str:
             ("Throughput", sections.speed(figures)),
             ("Training", training(figures.training)),
             ("Acceptance", acceptance(figures.acceptance)),
-            ("Against the plan", sections.spent(figures)),
+            ("Against the plan", spent(figures)),
             ("What ran", sections.stages(figures)),
         ),
     )
