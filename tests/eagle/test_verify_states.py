@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from eagle.__main__ import app
 from eagle.shards import read_all, read_index, write_shard
 from eagle.states import Rows, SampleStates
-from eagle.verifier import read_weights
-from eagle.verify_states import Checks, spread, verify_states
+from eagle.verifier import VerifierWeights, read_weights
+from eagle.verify_states import Checks, as_likely, spread, verify_states
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.settings import save_config
 from synthgen.errors import ArtifactError
@@ -103,6 +103,15 @@ def test_a_sound_set_in_fp8_has_no_problems_either(tmp_path: Path) -> None:
     assert report.probe.agreement == 1.0
     rewritten(config, lambda states: with_final(states, states.final.read().roll(1, 0)))
     assert "expected 95.0%: they are shifted" in verify_states(config, OFFLINE).problems[0]
+
+
+def test_a_token_one_step_of_bfloat16_below_the_best_is_as_likely() -> None:
+    """Logits 24, 23.875 and 23.75 of one state: the last is two steps of an eighth away."""
+    head_VH = torch.tensor([[24.0, 0.0], [23.875, 0.0], [23.75, 0.0], [-24.0, 0.0]]).bfloat16()
+    weights = VerifierWeights(embedding_VH=head_VH, norm_H=torch.full((2,), 0.5**0.5), head_VH=head_VH)
+    final_FH = torch.tensor([[3.0, 0.0]] * 4).bfloat16()
+    found = as_likely(final_FH, torch.tensor([0, 1, 2, 3]), weights, 0.0)
+    assert found.tolist() == [True, True, False, False]
 
 
 def test_final_states_shifted_by_one_are_caught(run: RunConfig) -> None:
