@@ -7,6 +7,9 @@ Two servers, one plain and one with the connector, and in each round, in turns:
     bare        a prefill of the same tokens on the capturing server, whose states nobody asks for
     prefill     the same, with states, as `eagle extract` takes them
 
+The last two several times in a round, each with the other beside it. What each step took of the processors is
+printed too, by the client and by the servers, since elapsed time varies with the machine.
+
 vLLM schedules ahead of itself by default, which costs more than it brings on two cores; the capturing server
 doesn't. So the plain one doesn't either, unless told to (`--no-synchronous`).
 
@@ -17,21 +20,24 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
+import os
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import typer
 
 from benchmarks.scratch import scratch
-from eagle.prefill import Prefill, checked, take_states
+from eagle.prefill import Prefill, checked, take_states, wanted_layers
 from synthgen.client.api import ApiClient, client_for
 from synthgen.client.bodies import chat_body
 from synthgen.client.capture import states_file
-from synthgen.client.launch import capturing, plain, started, uncached
+from synthgen.client.launch import VllmProcess, capturing, plain, started, uncached
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.records import Sampling, SeedPrompt
 from synthgen.corpus.samples import Sample, Span, SpanKind
@@ -41,16 +47,19 @@ from synthgen.seeds.choose import split_prompts
 
 ROOT = Path(__file__).parent.parent
 MODEL = ROOT / ".cache/smollm2-135m"
-STEPS = ("plain", "capture", "bare", "prefill")
-SWAPPED = ("capture", "plain", "prefill", "bare")
+T = TypeVar("T")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Clients:
     """The two servers' clients and what the steps share."""
 
-    def __init__(self, config: RunConfig, urls: tuple[str, str], concurrency: int, tokens: int) -> None:
+    def __init__(
+        self, config: RunConfig, servers: Sequence[VllmProcess], concurrency: int, tokens: int
+    ) -> None:
         self.config = config
-        self.urls = urls
+        self.urls = [server.base_url for server in servers]
+        self.groups = [server.group for server in servers]
         self.shape = read_shape(MODEL)
         self.sampling = Sampling(temperature=0.7, top_p=1.0, max_tokens=tokens, thinking=False)
         self._concurrency = concurrency
@@ -87,7 +96,8 @@ class Clients:
                 spans = (Span(start=len(ids) - len(output), end=len(ids), kind=SpanKind.RESPONSE),)
                 sample = Sample(id=prompt.id, domain="d", token_ids=ids, spans=spans)
                 if capture:
-                    path = states_file(reply.kv_transfer_params, self.config, self.urls[1])
+                    layers, spool = wanted_layers(self.config.extract, self.shape), self.config.spool_path
+                    path = states_file(reply.kv_transfer_params, layers, spool, self.urls[1])
                     checked(
                         sample, await take_states(path, client.is_healthy), self.shape, self.config.extract
                     )
@@ -115,28 +125,64 @@ class Clients:
             await self.in_turns(source.states_of, samples, ahead=2)
 
 
-def one_round(clients: Clients, prompts: list[SeedPrompt], number: int) -> dict[str, float]:
-    """Seconds of each step; plain and capture, bare and prefill change places from round to round."""
-    seconds = {}
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cost:
+    """What a step took: seconds, and seconds of a processor by the client and by both servers."""
+
+    elapsed_s: float
+    client_cpu_s: float
+    servers_cpu_s: float
+
+
+Costs = dict[str, list[Cost]]
+"""By step, in the order in which they ran."""
+
+
+def cpu_seconds(groups: Iterable[int]) -> float:
+    """What the processes of these groups have used of the processors, all their threads together."""
+    ticks = 0
+    wanted = set(groups)
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):  # it has ended
+            continue
+        if int(fields[2]) in wanted:
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / TICKS_PER_S
+
+
+def run_step(clients: Clients, work: Coroutine[Any, Any, T]) -> tuple[T, Cost]:
+    """What `work` returns, and its cost."""
+    began = time.monotonic(), time.process_time(), cpu_seconds(clients.groups)
+    found = asyncio.run(work)
+    ended = time.monotonic(), time.process_time(), cpu_seconds(clients.groups)
+    return found, Cost(*(after - before for before, after in zip(began, ended, strict=True)))
+
+
+def one_round(clients: Clients, prompts: list[SeedPrompt], number: int, pairs: int) -> Costs:
+    """The cost of each step; plain and capture, bare and prefill change places from one time to the next."""
+    costs: Costs = defaultdict(list)
     samples: list[Sample] = []
-    for step in STEPS if number % 2 else SWAPPED:
-        began = time.monotonic()
-        match step:
-            case "plain" | "capture":
-                samples = asyncio.run(clients.generate(prompts, capture=step == "capture"))
-            case "bare":
-                asyncio.run(clients.bare(samples))
-            case _:
-                asyncio.run(clients.prefill(samples))
-        seconds[step] = time.monotonic() - began
-    tokens = sum(len(sample.token_ids) for sample in samples)
+    for capture in (False, True) if number % 2 else (True, False):
+        samples, cost = run_step(clients, clients.generate(prompts, capture))
+        costs["capture" if capture else "plain"].append(cost)
+    swapped = number % 2 == 0
+    for step in itertools.islice(itertools.cycle(("bare", "prefill", "prefill", "bare")), 2 * pairs):
+        with_states = (step == "prefill") != swapped
+        _, cost = run_step(clients, clients.prefill(samples) if with_states else clients.bare(samples))
+        costs["prefill" if with_states else "bare"].append(cost)
+    prompt = sum(len(sample.token_ids) for sample in samples)
     output = sum(span.end - span.start for sample in samples for span in sample.spans)
-    print(
-        f"{len(samples)} replies: plain {output / seconds['plain']:.0f} tok/s, capture "
-        f"{output / seconds['capture']:.0f} tok/s, prefill {tokens / seconds['prefill']:.0f} tok/s, "
-        f"bare {tokens / seconds['bare']:.0f} tok/s"
-    )
-    return seconds
+    for step, found in costs.items():
+        tokens = output if step in ("plain", "capture") else prompt
+        for cost in found:
+            print(
+                f"{step:8} {tokens / cost.elapsed_s:6.0f} tok/s  {cost.elapsed_s:6.1f} s  "
+                f"cpu: client {cost.client_cpu_s:5.2f} s, servers {cost.servers_cpu_s:6.1f} s",
+                flush=True,
+            )
+    return costs
 
 
 def main(
@@ -144,6 +190,7 @@ def main(
     tokens: Annotated[int, typer.Option(help="Tokens of each reply.")] = 128,
     concurrency: Annotated[int, typer.Option(help="Requests in flight.")] = 64,
     rounds: Annotated[int, typer.Option(help="The first one warms up and doesn't count.")] = 4,
+    pairs: Annotated[int, typer.Option(help="Bare prefills, and prefills with states, in each round.")] = 2,
     synchronous: Annotated[
         bool, typer.Option(help="Whether the plain server schedules as the other does, step by step.")
     ] = True,
@@ -159,16 +206,18 @@ def main(
             alone = dataclasses.replace(alone, arguments=(*alone.arguments, "--no-async-scheduling"))
         with started(config, alone, capturing(config, port_offset=1)) as servers:
             load_s = (time.monotonic() - began) / 2
-            clients = Clients(config, (servers[0].base_url, servers[1].base_url), concurrency, tokens)
-            measured = [one_round(clients, chosen, number) for number in range(rounds)][1:]
-    ratios = {
-        "capture_ratio": [one["plain"] / one["capture"] for one in measured],
-        "one_pass_ratio": [(one["plain"] + one["prefill"]) / one["capture"] for one in measured],
-        "prefill_ratio": [one["bare"] / one["prefill"] for one in measured],
-        "one_pass_ratio_with_start": [
-            (one["plain"] + load_s + one["prefill"]) / one["capture"] for one in measured
-        ],
-    }
+            clients = Clients(config, servers, concurrency, tokens)
+            measured = [
+                one_round(clients, chosen, number, pairs if number else 1) for number in range(rounds)
+            ]
+    ratios: dict[str, list[float]] = defaultdict(list)
+    for costs in measured[1:]:
+        seconds = {step: statistics.mean(cost.elapsed_s for cost in found) for step, found in costs.items()}
+        two_passes = seconds["plain"] + seconds["prefill"]
+        ratios["capture_ratio"].append(seconds["plain"] / seconds["capture"])
+        ratios["one_pass_ratio"].append(two_passes / seconds["capture"])
+        ratios["one_pass_ratio_with_start"].append((two_passes + load_s) / seconds["capture"])
+        ratios["prefill_ratio"].append(seconds["bare"] / seconds["prefill"])
     print({name: [round(value, 2) for value in values] for name, values in ratios.items()})
     result = {name: round(statistics.median(values), 3) for name, values in ratios.items()}
     print(msgspec.json.encode(result).decode())

@@ -280,7 +280,8 @@ def gather_states(cache: torch.Tensor, block_ids: list[int], num_tokens: int) ->
     block_size = cache.shape[2]
     num_blocks = -(-num_tokens // block_size)
     blocks = torch.tensor(block_ids[:num_blocks], dtype=torch.long, device=cache.device)
-    states = cache[blocks].transpose(1, 2).reshape(num_blocks * block_size, cache.shape[1], cache.shape[3])
+    # One copy where a token's states lie together in memory; indexing the cache itself would make two.
+    states = cache.transpose(1, 2).index_select(0, blocks).flatten(0, 1)
     return states[:num_tokens].contiguous()
 
 

@@ -15,6 +15,7 @@ from eagle.draft import Draft, build_draft, empty_draft
 from eagle.draft_files import EMBEDDING, HEAD, DraftFiles, known_tokens, read_draft
 from eagle.draft_fit import FLOATS, fit_of
 from eagle.taps import TapPoints
+from eagle.tensors import all_finite
 from eagle.verifier import VerifierWeights
 from eagle.vocab import VocabMap
 from synthgen.corpus.config import RunConfig
@@ -112,7 +113,7 @@ def _not_finite(previous: DraftFiles) -> list[str]:
     return [
         f"tensor `{name}` holds NaN or infinity: it was never loaded, or training went wrong"
         for name, place in previous.places.items()
-        if place.dtype in FLOATS and name != EMBEDDING and not previous.tensor(name).isfinite().all()
+        if place.dtype in FLOATS and name != EMBEDDING and not all_finite(previous.tensor(name))
     ]
 
 

@@ -18,6 +18,7 @@ import torch
 from eagle.spool import Captured, read_states
 from eagle.states import SampleStates
 from eagle.taps import TapPoints
+from eagle.tensors import all_finite
 from synthgen.client.api import ApiClient
 from synthgen.client.capture import FILE_WAIT_S, require_layers, states_file
 from synthgen.client.outage import PROBE_S
@@ -61,13 +62,19 @@ class Prefill:
         }
         async with self.turns:
             reply, _ = await self.client.complete(body)
-        path = states_file(reply.kv_transfer_params, self.config, self.base_url)
+        layers = wanted_layers(self.config.extract, self.shape)
+        path = states_file(reply.kv_transfer_params, layers, self.config.spool_path, self.base_url)
         captured = await take_states(path, self.client.is_healthy)
-        require_layers(list(captured.layer_ids), self.config, self.base_url)
+        require_layers(list(captured.layer_ids), layers, self.base_url)
         return checked(sample, captured, self.shape, self.config.extract)
 
     def _named(self) -> dict[str, str]:
         return {"file_prefix": self.file_prefix} if self.file_prefix else {}
+
+
+def wanted_layers(config: ExtractConfig, shape: VerifierShape) -> tuple[int, ...]:
+    """Ids of the four layers whose states a run keeps, in their order."""
+    return TapPoints(aux=config.aux_layers, num_layers=shape.num_layers).captured
 
 
 def kept_finals(sample: Sample, final_states: str) -> torch.Tensor | None:
@@ -118,7 +125,7 @@ def checked(sample: Sample, captured: Captured, shape: VerifierShape, config: Ex
 
     Raises ArtifactError when they are another sample's, of other layers, of another size, or not finite.
     """
-    layers = TapPoints(aux=config.aux_layers, num_layers=shape.num_layers).captured
+    layers = wanted_layers(config, shape)
     if captured.layer_ids != layers:
         raise ArtifactError(
             f"sample {sample.id}: the states that came back are of layers {list(captured.layer_ids)}, this "
@@ -133,7 +140,7 @@ def checked(sample: Sample, captured: Captured, shape: VerifierShape, config: Ex
         raise ArtifactError(
             f"sample {sample.id}: states are {tuple(states_T4H.shape)}, expected [T, 4, {shape.hidden_size}]"
         )
-    if not torch.isfinite(states_T4H).all():
+    if not all_finite(states_T4H):
         raise ArtifactError(f"sample {sample.id}: the states have values that are not finite")
     kept_F = kept_finals(sample, config.final_states)
     return SampleStates.captured(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from eagle.precision import FP8, dequantize, quantize
+from eagle.tensors import all_finite
 from synthgen.errors import ArtifactError
 
 AUX = 3
@@ -47,7 +48,7 @@ class Rows:
     @property
     def is_finite(self) -> bool:
         """Whether every state is."""
-        return bool(torch.isfinite(self.values.float() if self.values.dtype is FP8 else self.values).all())
+        return all_finite(self.values.float() if self.values.dtype is FP8 else self.values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +16,23 @@ FILE_WAIT_S = 60.0
 """A reply may come before its file; a writer that takes longer than this has failed."""
 
 
-def states_file(told: dict[str, Any] | None, config: RunConfig, base_url: str) -> Path:
-    """The spool file that a reply names. Raises ServerMismatch for another server than is needed."""
+def states_file(told: dict[str, Any] | None, layers: Sequence[int], spool: Path, base_url: str) -> Path:
+    """The file in `spool` that a reply names. Raises ServerMismatch for another server than is needed."""
     name = (told or {}).get("states_file")
     if not isinstance(name, str):
         raise ServerMismatch(
             f"{base_url} returned no hidden states: it runs without the connector. Start it with "
             f"`synthgen serve CONFIG --role capture`"
         )
-    require_layers((told or {}).get("layer_ids"), config, base_url)
-    return config.spool_path / Path(name).name
+    require_layers((told or {}).get("layer_ids"), layers, base_url)
+    return spool / Path(name).name
 
 
-def require_layers(found: object, config: RunConfig, base_url: str) -> None:
+def require_layers(found: object, layers: Sequence[int], base_url: str) -> None:
     """Raise ServerMismatch when the layers that a server says it captured, a list, are not the run's."""
-    layers = list(captured_layers(config))
-    if found != layers:
+    if found != list(layers):
         raise ServerMismatch(
-            f"{base_url} captures layers {found}, this run wants {layers}: start it anew with "
+            f"{base_url} captures layers {found}, this run wants {list(layers)}: start it anew with "
             f"`synthgen serve CONFIG --role capture`"
         )
 
@@ -44,7 +44,7 @@ def require_capture(config: RunConfig, control: Control) -> None:
     """
     model = config.verifier.served_name
     told = control.captured(model, control.tokenize(model, prompt="a")[:1])
-    path = states_file(told, config, control.base_url)
+    path = states_file(told, captured_layers(config), config.spool_path, control.base_url)
     give_up = time.monotonic() + FILE_WAIT_S
     while not path.exists():
         if time.monotonic() > give_up:

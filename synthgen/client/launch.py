@@ -182,6 +182,11 @@ class VllmProcess:
                 start_new_session=True,  # a Ctrl-C is ours to handle, then the server is stopped
             )
 
+    @property
+    def group(self) -> int:
+        """The id of the process group that the server and its workers are."""
+        return self._child.pid
+
     def wait_healthy(self, timeout_s: float) -> None:
         """Return when /health answers. Raises ServerStartError with vLLM's own error otherwise."""
         give_up = time.monotonic() + timeout_s

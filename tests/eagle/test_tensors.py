@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from eagle.tensors import UMASK, Pieces, argmax_last, save_in_pieces, save_tensors
+from eagle.tensors import UMASK, Pieces, all_finite, argmax_last, save_in_pieces, save_tensors
 from synthgen.errors import DiskError
 
 
@@ -36,6 +36,20 @@ def test_the_last_dimensions_argmax_is_the_first_of_equal_ones(dtype: torch.dtyp
     first = [[int(row.argmax()) for row in rows] for rows in x.double()]
     assert argmax_last(x).tolist() == first
     assert argmax_last(x[:, :0]).shape == (3, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_one_element_that_is_not_finite_is_found_wherever_it_stands(dtype: torch.dtype, value: float) -> None:
+    """In rows that are not contiguous too; the largest finite ones are no infinity, and nothing is finite."""
+    largest = torch.finfo(dtype).max
+    x = torch.tensor([largest, -largest]).to(dtype).repeat(5, 40)[:, 3:70]
+    assert all_finite(x)
+    for at in ((0, 0), (2, 33), (4, 66)):
+        wrong = x.clone()
+        wrong[at] = value
+        assert not all_finite(wrong)
+    assert all_finite(x[:0])
 
 
 def test_what_is_written_in_pieces_is_the_file_that_safetensors_writes(
