@@ -51,11 +51,14 @@ def extract(
         bool, typer.Option("--retry-failed", help="Ask again for samples whose states could not be had.")
     ] = False,
 ) -> None:
-    """Get the verifier's hidden states of every sample through a live vLLM; goes on where it stopped.
+    """Get the verifier's hidden states of every sample; goes on where it stopped.
+
+    A live vLLM computes them, or this process itself: `extract.backend: transformers`, for small verifiers.
 
     Exit code 1: some samples failed, see failures.jsonl beside the states; the others are there.
 
-    Example: `eagle extract configs/demo.yaml`
+    Examples: `eagle extract configs/demo.yaml`,
+    `eagle extract my.yaml --set extract.backend=transformers`
     """
     with exits():
         loaded = load_config(config, tuple(set_))

@@ -1,11 +1,12 @@
-"""The extract stage: the verifier's hidden states of every sample, through a live vLLM.
+"""The extract stage: the verifier's hidden states of every sample.
 
 Samples that are held out of training have states too, in the same shards: which they are, the dataset says.
 
 States that came with the replies (generate.capture) lie in the spool and are packed into shards. The
-other samples are sent as token ids with one token to generate, and go the same way. Shards that are there
-are trusted by their checksum. A sample whose states can't be had is a record in `failures.jsonl`, and is
-asked for again the next time. A server that goes away is waited for, as `synthgen generate` does.
+other samples are sent as token ids with one token to generate, or computed here where extract.backend says
+so, and go the same way. Shards that are there are trusted by their checksum. A sample whose states can't be
+had is a record in `failures.jsonl`, and is asked for again the next time. A server that goes away is waited
+for, as `synthgen generate` does.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Protocol
 
 from eagle.packing import (
     Packer,
@@ -28,11 +29,12 @@ from eagle.prefill import Prefill
 from eagle.shards import INDEX_NAME, ShardEntry, read_index, token_hash, verify_shard
 from eagle.states import SampleStates
 from eagle.taps import CONVENTION, TapPoints
+from eagle.transformers_backend import TransformersBackend
 from synthgen.client.api import client_for
 from synthgen.client.control import Control, Fingerprint, api_key
 from synthgen.client.launch import Served, capturing, served
 from synthgen.corpus.config import RunConfig
-from synthgen.corpus.console import bar, console
+from synthgen.corpus.console import bar, console, shown, waiting
 from synthgen.corpus.files import remove_asides, require_free_disk
 from synthgen.corpus.journal import read_journal, write_journal
 from synthgen.corpus.lock import claimed
@@ -71,8 +73,9 @@ def extract(config: RunConfig, *, retry_failed: bool = False) -> Manifest:
 
     Samples that failed before are asked for again with `retry_failed`, or when a server is needed anyway.
     Raises ArtifactError when the shards there don't fit or another process writes them, DiskError when the
-    disk is too small, all before a server is started; ArtifactError when the server's tokenizer isn't that
-    of the corpus, ServerUnreachable when it is gone for longer than generate.down_wait_s; shards are kept.
+    disk is too small, ConfigError when the verifier is too large to be loaded here, all before a server is
+    started or a model loaded; ArtifactError when the server's tokenizer isn't that of the corpus,
+    ServerUnreachable when it is gone for longer than generate.down_wait_s; shards are kept.
     """
     dataset = require_manifest(config.dataset_path, "synthgen mix CONFIG")
     with claimed(config.states_path, parts=1):
@@ -111,13 +114,8 @@ def _extract(config: RunConfig, dataset: Manifest, *, retry_failed: bool) -> Man
     failed = {failure.sample_id: failure for failure in failures if failure.sample_id in lacking}
     try:
         if lacking - known:
-            with served(config, capturing(config)) as servers:
-                control = Control(servers.base_urls[0], api_key(config.server.api_key_env))
-                found = control.fingerprint(config.verifier.served_name)
-                require_tokenizer(config, found)
-                tokens_per_s = asyncio.run(_extract_all(config, servers, found, rest, shape, failed))
-                if tokens_per_s:
-                    speed = Speed(tokens_per_s=tokens_per_s, load_s=servers.load_s)
+            here = config.extract.backend == "transformers"
+            speed = (_computed if here else _served)(config, rest, shape, failed) or speed
     finally:
         write_journal(config.states_path / FAILURES_NAME, failed.values())
     # Before the manifest says that all is done: whoever is killed here tidies the next time.
@@ -163,7 +161,42 @@ def _missing(config: RunConfig, samples: list[Sample]) -> list[Sample]:
     return [sample for sample in samples if sample.id not in have]
 
 
-async def _extract_all(
+class Source(Protocol):
+    """What gives a sample's states, or raises RequestFailed or ArtifactError where it has none."""
+
+    @property
+    def seconds_down(self) -> float:
+        """Time in which it could give none."""
+
+    async def states_of(self, sample: Sample) -> SampleStates:
+        """The states of a sample."""
+
+
+def _computed(
+    config: RunConfig, todo: list[Sample], shape: VerifierShape, failed: dict[str, StatesFailure]
+) -> Speed | None:
+    """Extract in this process; return how fast it was, None when nothing came of it."""
+    began = time.monotonic()
+    with waiting(f"load {shown(config.verifier.model)}"):
+        source = TransformersBackend.loaded(config, shape)
+    load_s = time.monotonic() - began
+    tokens_per_s = asyncio.run(_extract_all(config, source, todo, failed))
+    return Speed(tokens_per_s=tokens_per_s, load_s=load_s) if tokens_per_s else None
+
+
+def _served(
+    config: RunConfig, todo: list[Sample], shape: VerifierShape, failed: dict[str, StatesFailure]
+) -> Speed | None:
+    """The same through a server, started here or one that runs."""
+    with served(config, capturing(config)) as servers:
+        control = Control(servers.base_urls[0], api_key(config.server.api_key_env))
+        found = control.fingerprint(config.verifier.served_name)
+        require_tokenizer(config, found)
+        tokens_per_s = asyncio.run(_ask_all(config, servers, found, todo, shape, failed))
+        return Speed(tokens_per_s=tokens_per_s, load_s=servers.load_s) if tokens_per_s else None
+
+
+async def _ask_all(
     config: RunConfig,
     servers: Served,
     server: Fingerprint,
@@ -171,18 +204,24 @@ async def _extract_all(
     shape: VerifierShape,
     failed: dict[str, StatesFailure],
 ) -> float:
-    """Write the states of `todo` into shards, bring `failed` up to date; return the tokens a second.
-
-    Time in which the server was gone does not count. The last failures in a row are put down only when it
-    ends well: it might not be the samples.
-    """
     settings, base_url = config.extract, servers.base_urls[0]
     client = client_for(
         config, base_url, concurrency=settings.concurrency, max_tokens=settings.max_seq_tokens
     )
     turns = asyncio.Semaphore(settings.concurrency)
     prefill = Prefill(config=config, base_url=base_url, client=client, shape=shape, turns=turns)
-    source = Patience(prefill, servers, server)
+    async with client:
+        return await _extract_all(config, Patience(prefill, servers, server), todo, failed)
+
+
+async def _extract_all(
+    config: RunConfig, source: Source, todo: list[Sample], failed: dict[str, StatesFailure]
+) -> float:
+    """Write the states of `todo` into shards, bring `failed` up to date; return the tokens a second.
+
+    Time in which the source gave none does not count. The last failures in a row are put down only when it
+    ends well: it might not be the samples.
+    """
     packer = Packer(config)
     in_a_row: list[StatesFailure] = []
     started = time.monotonic()
@@ -191,18 +230,17 @@ async def _extract_all(
         return packer.tokens / (time.monotonic() - started - source.seconds_down)
 
     try:
-        async with client:
-            with bar("extract", len(todo)) as progress:
-                async for states in _in_flight(source, todo, settings.concurrency):
-                    if isinstance(states, StatesFailure):
-                        in_a_row.append(states)
-                        _require_some(in_a_row)
-                    else:
-                        _put_down(failed, in_a_row)
-                        failed.pop(states.sample_id, None)
-                        if packer.add(states):
-                            await asyncio.to_thread(packer.write)
-                    progress.advance(note=f"{tokens_per_s():,.0f} tok/s")
+        with bar("extract", len(todo)) as progress:
+            async for states in _in_flight(source, todo, config.extract.concurrency):
+                if isinstance(states, StatesFailure):
+                    in_a_row.append(states)
+                    _require_some(in_a_row)
+                else:
+                    _put_down(failed, in_a_row)
+                    failed.pop(states.sample_id, None)
+                    if packer.add(states):
+                        await asyncio.to_thread(packer.write)
+                progress.advance(note=f"{tokens_per_s():,.0f} tok/s")
     finally:  # an interrupted run keeps what it has
         packer.write()
     _put_down(failed, in_a_row)
@@ -221,7 +259,7 @@ def _require_some(in_a_row: list[StatesFailure]) -> None:
 
 
 async def _in_flight(
-    source: Patience, todo: list[Sample], concurrency: int
+    source: Source, todo: list[Sample], concurrency: int
 ) -> AsyncIterator[SampleStates | StatesFailure]:
     """Yield states, or why there are none, in the order of `todo`.
 
@@ -242,7 +280,7 @@ async def _in_flight(
         await asyncio.gather(*waiting, return_exceptions=True)
 
 
-async def _one(source: Patience, sample: Sample) -> SampleStates | StatesFailure:
+async def _one(source: Source, sample: Sample) -> SampleStates | StatesFailure:
     try:
         return await source.states_of(sample)
     except (RequestFailed, ArtifactError) as error:

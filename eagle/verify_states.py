@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 
 from eagle.extract import wanted_samples
-from eagle.reference import load_reference, reference_states
 from eagle.shards import ShardEntry, read_index, read_shard, verify_shard
 from eagle.states import SampleStates
 from eagle.taps import TapPoints
+from eagle.transformers_backend import load_verifier, states_from
 from eagle.verifier import VerifierWeights, weights_of
 from synthgen.client.control import Control, api_key
 from synthgen.client.launch import plain, serving_url
@@ -30,7 +30,7 @@ from synthgen.corpus.journal import read_journal
 from synthgen.corpus.manifest import read_manifest, require_manifest
 from synthgen.corpus.records import Record
 from synthgen.corpus.samples import DatasetRow, Sample
-from synthgen.corpus.verifier_files import hub_model, local_directory, shape_of
+from synthgen.corpus.verifier_files import shape_of
 from synthgen.errors import ArtifactError
 
 PROBE_AGREEMENT = {"bfloat16": 0.995, "float8_e4m3fn": 0.95}
@@ -263,12 +263,10 @@ def _rows(weights: VerifierWeights) -> int:
 def _tap_errors(config: RunConfig, close: Iterable[SampleStates]) -> tuple[TapError, ...]:
     """Each tap against transformers, at the tokens whose states are kept."""
     taps = TapPoints(aux=config.extract.aux_layers, num_layers=shape_of(config.verifier).num_layers)
-    model = load_reference(
-        local_directory(config.verifier) or hub_model(config.verifier).id, config.verifier.revision
-    )
+    model = load_verifier(config.verifier)
     errors: list[list[torch.Tensor]] = [[], [], [], []]
     for states in close:
-        want_T4H = reference_states(model, states.token_ids_T, taps.aux)
+        want_T4H = states_from(model, states.token_ids_T, taps.aux)
         found = [*states.aux.read().unbind(1), states.final.read()]
         wanted = [*want_T4H[:, :3].unbind(1), want_T4H[states.final_at_F, 3]]
         for tap, (have, want) in enumerate(zip(found, wanted, strict=True)):

@@ -11,6 +11,9 @@ from synthgen.corpus.sections import Section, positive
 class ExtractConfig(Section, frozen=True, kw_only=True):
     """The verifier's hidden states that the draft is trained on."""
 
+    backend: Literal["vllm", "transformers"]
+    """What computes states that did not come with the replies: a capturing server, or transformers in the
+    process itself, for a verifier that fits beside it. Dtype and device are `server`'s either way."""
     aux_layers: tuple[int, int, int]
     """vLLM's ids: k is the state before layer index k. Kimi-K2.5: 2, 30, 58."""
     max_seq_tokens: int

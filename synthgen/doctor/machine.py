@@ -10,6 +10,7 @@ from pathlib import Path
 
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.files import SPARE, free_bytes, in_units
+from synthgen.corpus.machine import memory_bytes, system_file
 from synthgen.corpus.sections import VerifierConfig
 from synthgen.corpus.verifier_files import hub_model, local_directory, shape_at_hand
 from synthgen.doctor.findings import Finding, Level, finding
@@ -38,7 +39,7 @@ def machine_findings(config: RunConfig | None) -> Iterator[Finding]:
     found = gpus()
     yield gpu_finding(found, config, installed("torch") or "")
     if config is None or config.server.device == "cpu":
-        yield cpu_finding(_read(Path("/proc/cpuinfo")))
+        yield cpu_finding(system_file("/proc/cpuinfo"))
     yield memory_finding(memory_bytes(), config)
     if config is not None:
         yield verifier_finding(config.verifier)
@@ -115,18 +116,6 @@ def cpu_finding(cpuinfo: str) -> Finding:
     return finding("cpu", Level.WARNING, f"{said}, which `eagle accept` does; the stages before it run")
 
 
-def memory_bytes() -> int:
-    """Memory that can be had now: what the system has available, or the limit of the control group."""
-    lines = dict(line.split(":", 1) for line in _read(Path("/proc/meminfo")).splitlines() if ":" in line)
-    available = int(lines["MemAvailable"].split()[0]) << 10 if "MemAvailable" in lines else _physical_bytes()
-    limit = _read(Path("/sys/fs/cgroup/memory.max")).strip()
-    return min(available, int(limit)) if limit.isdigit() else available
-
-
-def _physical_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def memory_finding(available: int, config: RunConfig | None) -> Finding:
     """What is available; with a config of servers on the CPU, against their weights and caches."""
     said = f"{in_units(available)} available"
@@ -185,11 +174,3 @@ def disk_finding(config: RunConfig | None) -> Finding:
         return finding("config", Level.PROBLEM, str(error))
     said = f"{in_units(planned.free_bytes)} free for {config.run_dir}, the whole run takes at most "
     return finding("disk", Level.OK, said + in_units(planned.disk_bytes))
-
-
-def _read(path: Path) -> str:
-    """A file of the system; empty where it has none of that name."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

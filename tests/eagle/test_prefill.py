@@ -20,6 +20,7 @@ SAMPLE = Sample(id="s-0", domain="d", token_ids=(5, 6, 7), spans=())
 
 
 EXTRACT = ExtractConfig(
+    backend="vllm",
     aux_layers=(1, 2, 3),
     max_seq_tokens=64,
     shard_tokens=64,
