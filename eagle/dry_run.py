@@ -21,7 +21,7 @@ from eagle.draft_files import HEAD
 from eagle.loss import CHUNK_LOGITS
 from eagle.muon import ITERATIONS, Muon
 from eagle.optim import Optimizers, build_optimizers
-from eagle.train import DTYPES
+from eagle.tensors import DTYPES
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import tables
 from synthgen.corpus.files import in_units

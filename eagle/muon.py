@@ -1,5 +1,9 @@
 """Muon: momentum, orthogonalised by Newton-Schulz, as `torch.optim.Muon` computes it, on one process or many.
 
+torch's always orthogonalises in bfloat16. Here it is in the dtype that training computes in: float32 keeps a
+float32 training reproducible to float32's rounding, and a CPU without bfloat16 in its instructions takes
+several times as long for it.
+
 The orthogonalisation takes a whole matrix: of a part of one it would be something else. With many processes
 each does it for some of the matrices, and sends the others what came out; so it costs each of them less, and
 the update is the one that a single process makes.
@@ -26,14 +30,21 @@ BUFFER = "momentum_buffer"
 class Muon(torch.optim.Optimizer):
     """Over matrices, whole or FSDP2's parts; rates are scaled to match AdamW's.
 
-    world: the processes that have the same matrices and make the same update.
+    world: the processes that have the same matrices and make the same update. dtype: what it is computed in.
     """
 
     def __init__(
-        self, matrices: Iterable[nn.Parameter], *, lr: float, weight_decay: float, rank: int, world: int
+        self,
+        matrices: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        weight_decay: float,
+        rank: int,
+        world: int,
+        dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay})
-        self.rank, self.world = rank, world
+        self.rank, self.world, self.dtype = rank, world, dtype
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One update of all matrices, as many at a time as there are processes."""
@@ -50,12 +61,12 @@ class Muon(torch.optim.Optimizer):
             matrix.add_(update, alpha=-lr * 0.2 * math.sqrt(max(matrix.shape)))
 
     def _momentum(self, matrix: nn.Parameter) -> torch.Tensor:
-        """Nesterov's, in bfloat16."""
+        """Nesterov's, in the dtype of the orthogonalisation."""
         state = self.state[matrix]
         if BUFFER not in state:
             state[BUFFER] = torch.zeros_like(matrix)
         state[BUFFER].lerp_(matrix.grad, 1 - MOMENTUM)
-        return matrix.grad.lerp(state[BUFFER], MOMENTUM).bfloat16()  # type: ignore[union-attr]
+        return matrix.grad.lerp(state[BUFFER], MOMENTUM).to(self.dtype)  # type: ignore[union-attr]
 
     def _orthogonal(self, momenta: list[torch.Tensor]) -> list[torch.Tensor]:
         """Each matrix orthogonalised: by this process if it is its turn, else by another."""
@@ -71,7 +82,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalised(matrix: torch.Tensor) -> torch.Tensor:
-    """`matrix`'s singular vectors with singular values near 1; bfloat16 in, bfloat16 out."""
+    """`matrix`'s singular vectors with singular values near 1, in `matrix`'s dtype."""
     a, b, c = COEFFICIENTS
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if tall else matrix

@@ -16,7 +16,7 @@ from eagle.draft import Draft
 from eagle.draft_files import HEAD
 from eagle.feed import Rank
 from eagle.muon import Muon
-from eagle.tensors import part_like
+from eagle.tensors import DTYPES, part_like
 from synthgen.corpus.draft_sections import TrainConfig
 
 ALONE = Rank()
@@ -85,6 +85,7 @@ def build_optimizers(draft: Draft, config: TrainConfig, rank: Rank = ALONE) -> O
                 weight_decay=config.weight_decay,
                 rank=rank.number,
                 world=rank.world,
+                dtype=DTYPES[config.compute_dtype],
             )
         )
     for part in parts:

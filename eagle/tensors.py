@@ -16,6 +16,8 @@ from safetensors.torch import save_file
 
 from synthgen.errors import DiskError
 
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+"""What train.compute_dtype may be."""
 ARGMAX_BLOCK = 128
 PIECE_BYTES = 64 << 20
 """What is read and written at a time of a tensor that need not be whole in memory."""

@@ -26,6 +26,7 @@ from eagle.parallel import World, joined, shared
 from eagle.step import Objective, Trainee, train_step
 from eagle.stop import stop_signals
 from eagle.stream import feed_of, stall_s, streamed_settings
+from eagle.tensors import DTYPES
 from eagle.trackers import require_trackers
 from eagle.training_log import LogLine, StepMetrics, figures_of
 from eagle.validate import HeldOut
@@ -48,8 +49,6 @@ from synthgen.corpus.manifest import (
 )
 from synthgen.corpus.verifier_files import shape_of
 from synthgen.errors import ArtifactError, ServerError
-
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def train(config: RunConfig) -> Manifest | None:

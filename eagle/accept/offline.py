@@ -31,7 +31,7 @@ from eagle.loss import by_slot, predicted_acceptance, prefix_counts, verifier_he
 from eagle.parallel import device_of
 from eagle.step import Objective
 from eagle.taps import TapPoints
-from eagle.train import DTYPES
+from eagle.tensors import DTYPES
 from eagle.verifier import weights_of
 from eagle.vocab import VocabMap
 from eagle.walk import verify_steps
