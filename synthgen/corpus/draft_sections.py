@@ -127,8 +127,8 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     begins with a fresh one."""
     device: Literal["cpu", "cuda"]
     compute_dtype: Literal["bfloat16", "float32"]
-    """Of all products, Muon's too; weights are float32 masters whatever this is. A CPU without bfloat16 in its
-    instructions (AMX, AVX512-BF16) is several times as fast in float32."""
+    """Of all products, Muon's too; weights are float32 masters whatever this is. A CPU that has no bfloat16
+    in its instructions (AMX, AVX512-BF16) is several times as fast in float32."""
     epochs: int
     batch_tokens: int
     """Tokens packed into one batch, the memory of one forward and backward pass."""
