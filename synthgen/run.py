@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 from rich.table import Table
 
+from synthgen.client.launch import undraftable
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import console, tables
 from synthgen.corpus.files import free_bytes, in_units, require_free_disk
@@ -106,6 +107,8 @@ def run(config: RunConfig) -> dict[str, Any]:
     keep_first(config, planned)
     resolved = config.run_path / "run.yaml"
     save_config(config, resolved)
+    if reason := undraftable(config):
+        console.print(f"eagle accept, the last stage, will refuse this: {reason}", soft_wrap=True)
     for stage in stages(config):
         _run_stage(stage, resolved, config.run_path)
     return summary(config)

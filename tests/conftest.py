@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import yaml
 
+from synthgen.client.launch import undraftable
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.sections import PromptsConfig
 from synthgen.corpus.settings import load_config
@@ -28,7 +29,14 @@ def signals_arrive() -> None:
 
 
 @pytest.fixture(scope="session")
-def line(tmp_path_factory: pytest.TempPathFactory) -> Line:
+def serves_drafts() -> None:
+    """Skips what needs a server of the demo's verifier with a draft where vLLM can't serve the two."""
+    if reason := undraftable(load_config(ROOT / "configs/demo.yaml")):
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def line(tmp_path_factory: pytest.TempPathFactory, serves_drafts: None) -> Line:
     """The finished run; making it starts real servers and takes minutes."""
     return make_line(tmp_path_factory.mktemp("line"))
 

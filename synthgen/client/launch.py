@@ -23,8 +23,9 @@ from pathlib import Path
 from synthgen.client.control import Control, api_key
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import waiting
+from synthgen.corpus.machine import has_amx
 from synthgen.corpus.verifier_files import local_directory, shape_of
-from synthgen.errors import ServerStartError
+from synthgen.errors import ConfigError, ServerStartError
 
 STOP_S = 20.0
 SHOWN_LINES = 15
@@ -106,7 +107,12 @@ def drafting(
     name: str = "drafted",
     num_draft_tokens: int | None = None,
 ) -> Serving:
-    """The verifier with an EAGLE-3 draft; without a number the first of accept.num_draft_tokens."""
+    """The verifier with an EAGLE-3 draft; without a number the first of accept.num_draft_tokens.
+
+    Raises ConfigError where vLLM can't serve the two together: see `undraftable`.
+    """
+    if reason := undraftable(config):
+        raise ConfigError(reason)
     speculative = {
         "method": "eagle3",
         "model": str(draft),
@@ -117,6 +123,19 @@ def drafting(
         port=config.server.port + port_offset,
         arguments=("--speculative-config", json.dumps(speculative)),
     )
+
+
+def undraftable(config: RunConfig) -> str | None:
+    """Why vLLM can't serve this verifier with a draft on this machine; None where it can.
+
+    vLLM 0.32's latent attention for CPUs without AMX takes blocks of 16 tokens, a Llama draft's blocks of 32.
+    """
+    if config.server.device == "cpu" and not has_amx() and shape_of(config.verifier).latent_attention:
+        return (
+            f"{config.verifier.model} has latent attention, which vLLM 0.32 can't serve with a draft on a "
+            f"CPU without AMX (Intel since Sapphire Rapids): measure the draft on another machine"
+        )
+    return None
 
 
 def vllm_command(config: RunConfig, serving: Serving) -> list[str]:

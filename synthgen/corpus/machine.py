@@ -24,3 +24,8 @@ def memory_bytes() -> int:
 
 def _physical_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def has_amx() -> bool:
+    """Whether the CPU has matrix units: Intel's since Sapphire Rapids."""
+    return "amx_tile" in system_file("/proc/cpuinfo")

@@ -29,6 +29,8 @@ class VerifierShape(Record, frozen=True, kw_only=True):
     tie_word_embeddings: bool | None = None
     """Whether the head is the embedding; None when the config leaves it open."""
     architectures: tuple[str, ...] = ()
+    latent_attention: bool = False
+    """MLA, as DeepSeek's and Kimi's models have it."""
 
 
 def state_bytes_per_token(hidden_size: int, states_dtype: str) -> int:
@@ -63,6 +65,7 @@ def read_shape(model: Path) -> VerifierShape:
         eos_token_id=_single(text.get("eos_token_id")),
         tie_word_embeddings=text.get("tie_word_embeddings", outer.get("tie_word_embeddings")),
         architectures=tuple(outer.get("architectures") or ()),
+        latent_attention=text.get("kv_lora_rank") is not None,
     )
 
 

@@ -7,8 +7,10 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from synthgen.client import launch
 from synthgen.client.launch import (
     capturing,
     drafting,
@@ -17,11 +19,12 @@ from synthgen.client.launch import (
     rendering,
     serving_url,
     started,
+    undraftable,
     vllm_command,
 )
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.settings import load_config
-from synthgen.errors import ServerStartError
+from synthgen.errors import ConfigError, ServerStartError
 
 
 @pytest.fixture
@@ -62,8 +65,11 @@ def test_the_capturing_server_takes_the_layers_in_order(config: RunConfig) -> No
     assert "--no-enable-prefix-caching" in command
 
 
-def test_the_drafting_server_takes_the_draft(config: RunConfig, tmp_path: Path) -> None:
+def test_the_drafting_server_takes_the_draft(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Method, directory, number of draft tokens, a port of its own."""
+    monkeypatch.setattr(launch, "has_amx", lambda: True)
     command = vllm_command(config, drafting(config, tmp_path, port_offset=1))
     assert json.loads(following(command, "--speculative-config")) == {
         "method": "eagle3",
@@ -71,6 +77,22 @@ def test_the_drafting_server_takes_the_draft(config: RunConfig, tmp_path: Path) 
         "num_speculative_tokens": 3,
     }
     assert following(command, "--port") == "8101"
+
+
+def test_a_draft_beside_latent_attention_needs_amx(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The demo's verifier has it: refused before a server is started. Not on a GPU, nor for a Llama."""
+    monkeypatch.setattr(launch, "has_amx", lambda: False)
+    with pytest.raises(ConfigError, match=r"tiny-kimi has latent attention, .* on a CPU without AMX"):
+        drafting(config, tmp_path)
+    on_gpu = msgspec.structs.replace(config.server, device="cuda", gpu_memory_fraction=0.3)
+    assert undraftable(msgspec.structs.replace(config, server=on_gpu)) is None
+    described = json.loads((Path(config.verifier.model) / "config.json").read_text())
+    del described["kv_lora_rank"]
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    llama = msgspec.structs.replace(config.verifier, model=str(tmp_path))
+    assert undraftable(msgspec.structs.replace(config, verifier=llama)) is None
 
 
 def test_the_render_server_takes_what_bears_on_ids_and_nothing_else(
