@@ -113,7 +113,10 @@ def cpu_finding(cpuinfo: str) -> Finding:
     if "amx_tile" in cpuinfo:
         return finding("cpu", Level.OK, f"{cores}, AMX")
     said = f"{cores}, no AMX (Intel since Sapphire Rapids): vLLM 0.32 can't serve the demo's draft on it"
-    return finding("cpu", Level.WARNING, f"{said}, which `eagle accept` does; the stages before it run")
+    said = f"{said}, which `eagle accept` does; the stages before it run"
+    if "bf16" not in cpuinfo:
+        said = f"{said}. It has no bfloat16 either: train with train.compute_dtype: float32"
+    return finding("cpu", Level.WARNING, said)
 
 
 def memory_finding(available: int, config: RunConfig | None) -> Finding:

@@ -137,9 +137,12 @@ def test_a_driver_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_cpu_without_amx_is_a_warning() -> None:
-    """vLLM serves no draft of the demo's verifier there."""
-    assert cpu_finding("flags : avx512f amx_tile").level is OK
-    assert cpu_finding("flags : avx2").level is WARNING
+    """vLLM serves no draft of the demo's verifier there; one without bfloat16 is to train in float32."""
+    assert cpu_finding("flags : avx512f amx_bf16 amx_tile").level is OK
+    with_bfloat16, without = cpu_finding("flags : avx512_bf16"), cpu_finding("flags : avx2")
+    assert (with_bfloat16.level, without.level) == (WARNING, WARNING)
+    assert "float32" not in with_bfloat16.said
+    assert without.said.endswith("train with train.compute_dtype: float32")
 
 
 def test_servers_that_outgrow_the_memory_are_a_warning(
