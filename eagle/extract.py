@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
+from eagle.collect import StatesFailure, extract_all
 from eagle.packing import (
-    Packer,
     captured_files,
     pack_captured,
     remove_orphans,
@@ -27,14 +27,13 @@ from eagle.packing import (
 from eagle.patience import Patience
 from eagle.prefill import Prefill
 from eagle.shards import INDEX_NAME, ShardEntry, read_index, token_hash, verify_shard
-from eagle.states import SampleStates
 from eagle.taps import CONVENTION, TapPoints
-from eagle.transformers_backend import TransformersBackend
+from eagle.transformers_backend import TransformersBackend, tokenizer_digest
 from synthgen.client.api import client_for
 from synthgen.client.control import Control, Fingerprint, api_key
 from synthgen.client.launch import Served, capturing, served
 from synthgen.corpus.config import RunConfig
-from synthgen.corpus.console import bar, console, shown, waiting
+from synthgen.corpus.console import console, shown, waiting
 from synthgen.corpus.files import remove_asides, require_free_disk
 from synthgen.corpus.journal import read_journal, write_journal
 from synthgen.corpus.lock import claimed
@@ -50,22 +49,12 @@ from synthgen.corpus.manifest import (
     require_manifest,
     write_manifest,
 )
-from synthgen.corpus.records import Record
 from synthgen.corpus.samples import Sample, read_samples
 from synthgen.corpus.verifier_config import VerifierShape, state_bytes_per_token
 from synthgen.corpus.verifier_files import revision_of, shape_of
-from synthgen.errors import ArtifactError, RequestFailed
+from synthgen.errors import ArtifactError
 
 FAILURES_NAME = "failures.jsonl"
-FAILURES_IN_A_ROW = 8
-"""When as many samples fail one after the other, it isn't the samples."""
-
-
-class StatesFailure(Record, frozen=True, kw_only=True):
-    """A sample whose states could not be had; running again asks for them again."""
-
-    sample_id: str
-    message: str
 
 
 def extract(config: RunConfig, *, retry_failed: bool = False) -> Manifest:
@@ -107,21 +96,24 @@ def _extract(config: RunConfig, dataset: Manifest, *, retry_failed: bool) -> Man
     require_free_disk(config.states_path, needed, f"the hidden states of {len(todo)} samples")
     started = time.monotonic()
     done_s = before.seconds if before else 0.0
-    speed = before.speed if before else None
-    _write(config, settings, inputs, seconds=done_s, speed=speed)
+    made = Made(
+        speed=before.speed if before else None,
+        tokenizer=corpus_tokenizer(config) or (before.figures.get("tokenizer") if before else None),
+    )
+    _write(config, settings, inputs, made, seconds=done_s)
     rest = pack_captured(config, todo, files, shape)
     lacking = {sample.id for sample in rest}
     failed = {failure.sample_id: failure for failure in failures if failure.sample_id in lacking}
     try:
         if lacking - known:
             here = config.extract.backend == "transformers"
-            speed = (_computed if here else _served)(config, rest, shape, failed) or speed
+            made = (_computed if here else _served)(config, rest, shape, failed, made)
     finally:
         write_journal(config.states_path / FAILURES_NAME, failed.values())
     # Before the manifest says that all is done: whoever is killed here tidies the next time.
     tidy_spool(config, {sample.id for sample in samples})
     seconds = done_s + time.monotonic() - started
-    return _write(config, settings, inputs, seconds=seconds, speed=speed, complete=True)
+    return _write(config, settings, inputs, made, seconds=seconds, complete=True)
 
 
 def wanted_samples(config: RunConfig) -> list[Sample]:
@@ -130,14 +122,19 @@ def wanted_samples(config: RunConfig) -> list[Sample]:
     return [*read_samples(config.train_path, longest), *read_samples(config.validation_path, longest)]
 
 
-def require_tokenizer(config: RunConfig, found: Fingerprint) -> None:
-    """Raise ArtifactError when a server would read the dataset's ids as other tokens."""
+def corpus_tokenizer(config: RunConfig) -> str | None:
+    """The digest of the tokenizer that the corpus was generated with; None when the run generated none."""
     corpus = read_manifest(config.corpus_path)
-    known = corpus.figures.get("server", {}).get("tokenizer") if corpus else None
-    if known is not None and known != found.tokenizer:
+    return corpus.figures.get("server", {}).get("tokenizer") if corpus else None
+
+
+def require_tokenizer(config: RunConfig, found: str) -> None:
+    """Raise ArtifactError when what makes the states would read the dataset's ids as other tokens."""
+    known = corpus_tokenizer(config)
+    if known is not None and known != found:
         raise ArtifactError(
-            f"{config.corpus_path} was generated with tokenizer {known}, this server's is {found.tokenizer}: "
-            f"serve the same checkpoint, or choose another run_dir"
+            f"{config.corpus_path} was generated with tokenizer {known}, what is asked for states has "
+            f"{found}: take the same checkpoint, or choose another run_dir"
         )
 
 
@@ -161,39 +158,48 @@ def _missing(config: RunConfig, samples: list[Sample]) -> list[Sample]:
     return [sample for sample in samples if sample.id not in have]
 
 
-class Source(Protocol):
-    """What gives a sample's states, or raises RequestFailed or ArtifactError where it has none."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """How fast states were made, and by which tokenizer their ids are read; None where nobody knows."""
 
-    @property
-    def seconds_down(self) -> float:
-        """Time in which it could give none."""
-
-    async def states_of(self, sample: Sample) -> SampleStates:
-        """The states of a sample."""
+    speed: Speed | None
+    tokenizer: str | None
 
 
 def _computed(
-    config: RunConfig, todo: list[Sample], shape: VerifierShape, failed: dict[str, StatesFailure]
-) -> Speed | None:
-    """Extract in this process; return how fast it was, None when nothing came of it."""
+    config: RunConfig,
+    todo: list[Sample],
+    shape: VerifierShape,
+    failed: dict[str, StatesFailure],
+    before: Made,
+) -> Made:
+    """Extract in this process; return what came of it."""
+    if before.tokenizer is not None:
+        require_tokenizer(config, tokenizer_digest(config.verifier))
     began = time.monotonic()
     with waiting(f"load {shown(config.verifier.model)}"):
         source = TransformersBackend.loaded(config, shape)
     load_s = time.monotonic() - began
-    tokens_per_s = asyncio.run(_extract_all(config, source, todo, failed))
-    return Speed(tokens_per_s=tokens_per_s, load_s=load_s) if tokens_per_s else None
+    tokens_per_s = asyncio.run(extract_all(config, source, todo, failed))
+    speed = Speed(tokens_per_s=tokens_per_s, load_s=load_s) if tokens_per_s else before.speed
+    return Made(speed=speed, tokenizer=before.tokenizer)
 
 
 def _served(
-    config: RunConfig, todo: list[Sample], shape: VerifierShape, failed: dict[str, StatesFailure]
-) -> Speed | None:
+    config: RunConfig,
+    todo: list[Sample],
+    shape: VerifierShape,
+    failed: dict[str, StatesFailure],
+    before: Made,
+) -> Made:
     """The same through a server, started here or one that runs."""
     with served(config, capturing(config)) as servers:
         control = Control(servers.base_urls[0], api_key(config.server.api_key_env))
         found = control.fingerprint(config.verifier.served_name)
-        require_tokenizer(config, found)
+        require_tokenizer(config, found.tokenizer)
         tokens_per_s = asyncio.run(_ask_all(config, servers, found, todo, shape, failed))
-        return Speed(tokens_per_s=tokens_per_s, load_s=servers.load_s) if tokens_per_s else None
+        speed = Speed(tokens_per_s=tokens_per_s, load_s=servers.load_s) if tokens_per_s else before.speed
+        return Made(speed=speed, tokenizer=found.tokenizer)
 
 
 async def _ask_all(
@@ -211,80 +217,7 @@ async def _ask_all(
     turns = asyncio.Semaphore(settings.concurrency)
     prefill = Prefill(config=config, base_url=base_url, client=client, shape=shape, turns=turns)
     async with client:
-        return await _extract_all(config, Patience(prefill, servers, server), todo, failed)
-
-
-async def _extract_all(
-    config: RunConfig, source: Source, todo: list[Sample], failed: dict[str, StatesFailure]
-) -> float:
-    """Write the states of `todo` into shards, bring `failed` up to date; return the tokens a second.
-
-    Time in which the source gave none does not count. The last failures in a row are put down only when it
-    ends well: it might not be the samples.
-    """
-    packer = Packer(config)
-    in_a_row: list[StatesFailure] = []
-    started = time.monotonic()
-
-    def tokens_per_s() -> float:
-        return packer.tokens / (time.monotonic() - started - source.seconds_down)
-
-    try:
-        with bar("extract", len(todo)) as progress:
-            async for states in _in_flight(source, todo, config.extract.concurrency):
-                if isinstance(states, StatesFailure):
-                    in_a_row.append(states)
-                    _require_some(in_a_row)
-                else:
-                    _put_down(failed, in_a_row)
-                    failed.pop(states.sample_id, None)
-                    if packer.add(states):
-                        await asyncio.to_thread(packer.write)
-                progress.advance(note=f"{tokens_per_s():,.0f} tok/s")
-    finally:  # an interrupted run keeps what it has
-        packer.write()
-    _put_down(failed, in_a_row)
-    return tokens_per_s()
-
-
-def _put_down(failed: dict[str, StatesFailure], in_a_row: list[StatesFailure]) -> None:
-    failed |= {failure.sample_id: failure for failure in in_a_row}
-    in_a_row.clear()
-
-
-def _require_some(in_a_row: list[StatesFailure]) -> None:
-    """Raise ArtifactError when so many samples in a row have failed that it isn't the samples."""
-    if len(in_a_row) >= FAILURES_IN_A_ROW:
-        raise ArtifactError(f"{len(in_a_row)} samples in a row failed; the last: {in_a_row[-1].message}")
-
-
-async def _in_flight(
-    source: Source, todo: list[Sample], concurrency: int
-) -> AsyncIterator[SampleStates | StatesFailure]:
-    """Yield states, or why there are none, in the order of `todo`.
-
-    The client has `concurrency` requests in flight; as many again wait for their files or their turn.
-    """
-    waiting: list[asyncio.Task[SampleStates | StatesFailure]] = []
-    queue = iter(todo)
-    try:
-        while True:
-            while len(waiting) < 2 * concurrency and (sample := next(queue, None)) is not None:
-                waiting.append(asyncio.create_task(_one(source, sample)))
-            if not waiting:
-                return
-            yield await waiting.pop(0)
-    finally:
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
-
-
-async def _one(source: Source, sample: Sample) -> SampleStates | StatesFailure:
-    try:
-        return await source.states_of(sample)
-    except (RequestFailed, ArtifactError) as error:
-        return StatesFailure(sample_id=sample.id, message=str(error))
+        return await extract_all(config, Patience(prefill, servers, server), todo, failed)
 
 
 def _settings(config: RunConfig, taps: TapPoints) -> dict[str, Any]:
@@ -301,9 +234,9 @@ def _write(
     config: RunConfig,
     settings: dict[str, Any],
     inputs: dict[str, str],
+    made: Made,
     *,
     seconds: float,
-    speed: Speed | None,
     complete: bool = False,
 ) -> Manifest:
     entries: list[ShardEntry] = read_index(config.states_path)
@@ -318,9 +251,10 @@ def _write(
             "shards": len(entries),
             "failed": sum(1 for _ in read_journal(config.states_path / FAILURES_NAME, StatesFailure)),
             "content": digest([entry.sha256 for entry in entries]),
+            "tokenizer": made.tokenizer,
         },
         seconds=seconds,
-        speed=speed,
+        speed=made.speed,
         complete=complete,
     )
     write_manifest(config.states_path, manifest)

@@ -16,7 +16,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from eagle.extract import StatesFailure
+from eagle.collect import StatesFailure
 from eagle.patience import Patience
 from eagle.states import Rows, SampleStates
 from synthgen.client.api import ApiClient

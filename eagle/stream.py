@@ -19,7 +19,8 @@ import torch
 
 from eagle.batches import Document, Outline, Position, join, next_kinds, outline_of, targets_of
 from eagle.checkpoint import checkpoints
-from eagle.extract import FAILURES_IN_A_ROW, StatesFailure, require_tokenizer
+from eagle.collect import FAILURES_IN_A_ROW, StatesFailure
+from eagle.extract import require_tokenizer
 from eagle.feed import Feed, Rank, ShardFeed, Turn, plans_of
 from eagle.on_demand import TRIES, OnDemand, Wanted
 from eagle.patience import Patience
@@ -142,7 +143,7 @@ class StreamFeed(Feed):
         base_url = servers.base_urls[self._rank.number % len(servers.base_urls)]
         control = Control(base_url, api_key(config.server.api_key_env))
         found = control.fingerprint(config.verifier.served_name)
-        require_tokenizer(config, found)
+        require_tokenizer(config, found.tokenizer)
         require_capture(config, control)
         source = Prefill(
             config=config,

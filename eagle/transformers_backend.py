@@ -18,9 +18,11 @@ from eagle.prefill import checked, wanted_layers
 from eagle.spool import Captured
 from eagle.states import SampleStates
 from eagle.verifier_tensors import INDEX_FILE
+from synthgen.client.control import TOKENIZER_PROBE
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.files import SPARE, in_units
 from synthgen.corpus.machine import memory_bytes
+from synthgen.corpus.manifest import digest
 from synthgen.corpus.samples import Sample
 from synthgen.corpus.sections import VerifierConfig
 from synthgen.corpus.verifier_config import VerifierShape
@@ -88,6 +90,16 @@ def checkpoint_bytes(verifier: VerifierConfig) -> int:
     return int(said.get("metadata", {}).get("total_size", 0))
 
 
+def tokenizer_digest(verifier: VerifierConfig) -> str:
+    """The digest by which a server's fingerprint names this verifier's tokenizer.
+
+    Raises ArtifactError when transformers can't load it.
+    """
+    transformers = importlib.import_module("transformers")
+    tokenizer = _loaded(transformers.AutoTokenizer, verifier)
+    return digest(list(tokenizer.encode(TOKENIZER_PROBE, add_special_tokens=False)))
+
+
 def load_verifier(verifier: VerifierConfig, dtype: str = "float32") -> Any:
     """A directory's or hub's model in `dtype` on the CPU.
 
@@ -95,14 +107,14 @@ def load_verifier(verifier: VerifierConfig, dtype: str = "float32") -> Any:
     """
     transformers = importlib.import_module("transformers")
     transformers.utils.logging.disable_progress_bar()
+    return _loaded(transformers.AutoModelForCausalLM, verifier, dtype=dtype).eval()
+
+
+def _loaded(kind: Any, verifier: VerifierConfig, **options: Any) -> Any:
     name = local_directory(verifier) or hub_model(verifier).id
+    options |= {"revision": verifier.revision, "trust_remote_code": verifier.trust_remote_code}
     try:
-        return transformers.AutoModelForCausalLM.from_pretrained(
-            name,
-            revision=verifier.revision,
-            dtype=dtype,
-            trust_remote_code=verifier.trust_remote_code,
-        ).eval()
+        return kind.from_pretrained(name, **options)
     except (OSError, ValueError) as error:
         raise ArtifactError(f"{name}: transformers can't load it: {error}") from error
 

@@ -175,6 +175,7 @@ ORDER = [
     "eagle.transformers_backend",
     "eagle.patience",
     "eagle.packing",
+    "eagle.collect",
     "eagle.extract",
     "eagle.verify_states",
     "eagle.draft_keys",

@@ -13,7 +13,8 @@ import pytest
 import torch
 from aiohttp import web
 
-from eagle.extract import StatesFailure, extract
+from eagle.collect import StatesFailure
+from eagle.extract import extract
 from eagle.shards import read_all, read_index
 from eagle.spool import Captured, write_states
 from eagle.vocab import require_states

@@ -26,9 +26,11 @@ import torch
 import yaml
 
 from eagle.__main__ import main
-from eagle.extract import StatesFailure, wanted_samples
+from eagle.collect import StatesFailure
+from eagle.extract import wanted_samples
 from eagle.shards import read_all, read_index, verify_shard
 from eagle.states import SampleStates
+from eagle.transformers_backend import tokenizer_digest
 from synthgen.client.control import Control
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.console import console
@@ -272,6 +274,7 @@ def test_clients_are_killed(
     require_same_states(config, unkilled)
     figures = require_manifest(config.states_path, "").figures
     assert (figures["samples"], figures["failed"]) == (SAMPLES, 0)
+    assert figures["tokenizer"] == tokenizer_digest(config.verifier)
     assert asides(config.states_path) == []
     assert not config.spool_path.exists()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eagle.extract import StatesFailure
+from eagle.collect import StatesFailure
 from eagle.on_demand import OnDemand, Wanted
 from eagle.patience import Patience
 from eagle.prefill import Prefill

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from eagle.extract import StatesFailure, extract
+from eagle.collect import StatesFailure
+from eagle.extract import extract
 from eagle.shards import read_all
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.journal import read_journal

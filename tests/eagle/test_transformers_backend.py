@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,20 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eagle import transformers_backend
-from eagle.extract import StatesFailure, extract
+from eagle.collect import StatesFailure
+from eagle.extract import extract
 from eagle.shards import read_all, read_index
 from synthgen.corpus.config import RunConfig
 from synthgen.corpus.journal import read_journal
+from synthgen.corpus.manifest import manifest_of, write_manifest
 from synthgen.errors import ArtifactError, ConfigError
+from tests.conftest import ROOT
 from tests.eagle.test_extract import captured
 from tests.eagle.tiny import HIDDEN, LAYERS, VOCAB, counting_states, tiny_config, trace, write_dataset
 
 transformers = pytest.importorskip("transformers")
+
+TINY_KIMI_TOKENIZER = "b5062beb60990f8f"
 
 
 @pytest.fixture
@@ -112,6 +118,24 @@ def test_a_verifier_that_memory_does_not_hold_is_refused_before_it_is_loaded(
         r"195\.3 KiB of memory are available \(cpu\): set it to vllm"
     )
     with pytest.raises(ConfigError, match=message):
+        extract(config)
+    assert read_index(config.states_path) == []
+
+
+@pytest.mark.parametrize("known", [TINY_KIMI_TOKENIZER, "aaaa"])
+def test_the_tokenizer_is_that_of_the_corpus_and_on_record(config: RunConfig, known: str) -> None:
+    """The digest is that of vLLM's own /tokenize; another is refused before a model is loaded."""
+    for file in (ROOT / "models/tiny-kimi").glob("tokenizer*"):
+        shutil.copy(file, config.verifier.model)
+    write_dataset(config, [trace(0)])
+    corpus = manifest_of(
+        "generate", settings={}, inputs={}, figures={"server": {"tokenizer": known}}, seconds=0
+    )
+    write_manifest(config.corpus_path, corpus)
+    if known == TINY_KIMI_TOKENIZER:
+        assert extract(config).figures["tokenizer"] == known
+        return
+    with pytest.raises(ArtifactError, match="tokenizer aaaa, what is asked for states has b5062beb60990f8f"):
         extract(config)
     assert read_index(config.states_path) == []
 
