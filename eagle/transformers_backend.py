@@ -123,8 +123,11 @@ def states_from(model: Any, token_ids_T: torch.Tensor, aux: tuple[int, ...]) -> 
     """`[T, 4, H]`: the states before the aux layers, and the final one before the norm.
 
     transformers' last hidden state is after the norm, so the final one is taken where the norm reads it.
+    Raises ArtifactError for a model that has no such norm.
     """
     decoder = model.get_decoder()
+    if not hasattr(decoder, "norm"):
+        raise ArtifactError(f"{type(model).__name__} has no final `norm` to take states at: only vLLM can")
     finals: list[torch.Tensor] = []
     hook = decoder.norm.register_forward_pre_hook(lambda _, inputs: finals.append(inputs[0]))
     try:

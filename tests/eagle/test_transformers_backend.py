@@ -148,3 +148,11 @@ def test_a_model_that_transformers_does_not_know_is_named(config: RunConfig) -> 
     write_dataset(config, [trace(0)])
     with pytest.raises(ArtifactError, match=r"verifier: transformers can't load it: .*unheard-of"):
         extract(config)
+
+
+def test_a_model_without_a_final_norm_is_named() -> None:
+    """GPT-2 calls it otherwise."""
+    shape = transformers.GPT2Config(n_embd=8, n_layer=2, n_head=2, vocab_size=16, n_positions=16)
+    model = transformers.GPT2LMHeadModel(shape)
+    with pytest.raises(ArtifactError, match=r"GPT2LMHeadModel has no final `norm` to take states at"):
+        transformers_backend.states_from(model, torch.tensor([1, 2]), (1, 2))
